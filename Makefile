@@ -49,7 +49,8 @@ test: prerequisites ## Run the lints and every test, on a real control plane
 TORTURE ?=
 torture: prerequisites ## Inject every fault into every write and watch of the operator, for hours; an interrupted run continues (CASE=...: replay one)
 	@$(MAKE) --no-print-directory -j2 moto control-plane
-	@# The audit logs of hours go with the control plane.
+	@# Apart from target/audit, which tests/permissions.rs reads.
+	@rm -rf target/torture/audit
 	TESTBED_AUDIT_LOGS=$(CURDIR)/target/torture/audit cargo test --workspace --test torture -- $(addprefix --case ,$(CASE)) $(TORTURE)
 
 # TARGET=when fuzzes one target alone: fuzz/src/bin has them.

@@ -32,21 +32,18 @@ impl Times {
     }
 }
 
-/// An order that stays in force until [`Self::take_back`]; dropping the handle does nothing.
+/// An order that stays in force until [`Self::cancel`]; dropping the handle does nothing.
 #[derive(Clone)]
 pub struct Order {
     hits: watch::Sender<u64>,
-    take_back: Arc<dyn Fn() + Send + Sync>,
+    cancel: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Order {
-    pub(crate) fn new(
-        hits: watch::Sender<u64>,
-        take_back: impl Fn() + Send + Sync + 'static,
-    ) -> Self {
+    pub(crate) fn new(hits: watch::Sender<u64>, cancel: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             hits,
-            take_back: Arc::new(take_back),
+            cancel: Arc::new(cancel),
         }
     }
 
@@ -65,8 +62,8 @@ impl Order {
     }
 
     /// Cancels the order. Events that a frozen watch held arrive immediately.
-    pub fn take_back(&self) {
-        (self.take_back)();
+    pub fn cancel(&self) {
+        (self.cancel)();
     }
 }
 

@@ -10,7 +10,7 @@ use futures::future::join_all;
 use testbed::proxy::ApiRequest;
 use tokio::sync::Semaphore;
 
-use crate::torture::{Case, Fault, Kind, Place, Setting, observe, run};
+use crate::torture::{Case, Fault, Kind, Place, RunOptions, observe, run};
 
 /// Number of runs of each workload, which go side by side, and of the writes from one fault of a run to the next.
 const RUNS: usize = FAULTS.len();
@@ -49,14 +49,14 @@ fn is_counted(request: &ApiRequest) -> bool {
 /// Runs the workload with faults, of which at least this many must occur.
 async fn survives(kind: Kind, at_least: usize) {
     let active = Semaphore::new(RUNS);
-    let setting = Setting {
+    let options = RunOptions {
         active: &active,
         rest: REST,
         counted: is_counted,
         program: None,
         failure_log: None,
     };
-    let reference = Box::pin(observe(kind, &setting)).await.unwrap();
+    let reference = Box::pin(observe(kind, &options)).await.unwrap();
     // Faults repeat writes.
     let last = 2 * reference.writes;
     let runs = (0..RUNS).map(|first| {
@@ -67,9 +67,9 @@ async fn survives(kind: Kind, at_least: usize) {
         };
         let cases: Vec<_> = (first + 1..=last).step_by(RUNS).map(case).collect();
         let name = format!("{}, and again after every {RUNS} writes", cases[0]);
-        let (reference, setting) = (&reference, &setting);
+        let (reference, options) = (&reference, &options);
         Box::pin(async move {
-            let result = run(kind, cases, reference, setting).await;
+            let result = run(kind, cases, reference, options).await;
             let report = result.unwrap_or_else(|error| panic!("{name}: {error}"));
             report.struck
         })

@@ -127,7 +127,7 @@ async fn oldest_supported_kubernetes_runs_every_kind() {
     bed.delivered("field", &expected).await;
 
     // A newer apiserver rejects streamed lists if its administrator has disabled them.
-    reported.take_back();
+    reported.cancel();
     proxy.forget();
     operator.kill();
     operator.restart();

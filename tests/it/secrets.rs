@@ -187,7 +187,7 @@ async fn status_write_causes_no_read_of_a_secret() {
     bed.event("hook", "Ready").await;
     let frozen = frozen.get().unwrap();
     frozen.wait_for_hits(1, SOON).await.unwrap();
-    frozen.take_back();
+    frozen.cancel();
     // When the next contact point is ready, the operator has handled the first one's events.
     bed.webhook("marker", &receiver.url()).await;
     bed.ready("marker").await;
@@ -231,7 +231,7 @@ async fn answer_that_is_no_secret_is_never_quoted() {
     ] {
         assert!(!text.contains("ABCDEFU"), "the {source} holds the token");
     }
-    fault.take_back();
+    fault.cancel();
     bed.ready("bot").await;
 }
 

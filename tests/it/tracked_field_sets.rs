@@ -462,7 +462,7 @@ async fn nothing_leaves_while_the_watch_shows_nothing() {
             "{code}: {:?}",
             set.status
         );
-        fault.take_back();
+        fault.cancel();
         bed.set_reads("all", "Ready").await;
     }
     assert_eq!(

@@ -220,7 +220,7 @@ async fn config_map_is_watched_by_metadata_and_read_at_most_once_a_second() {
         actions_and_values(&bed.history(&fields[0]).await).last(),
         Some(&("Updated", Some(&*last)))
     );
-    order.take_back();
+    order.cancel();
     bed.delete::<ConfigMap>("settings").await;
     let deleted = |field: &TrackedField| {
         field

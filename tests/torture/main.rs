@@ -20,6 +20,7 @@ mod state;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,14 +30,21 @@ use testbed::process::Folder;
 use tokio::sync::Semaphore;
 
 use self::progress::Progress;
-use self::soak::{Soak, SoakFault};
+use self::soak::{SoakFault, SoakOptions};
 use self::state::{Outcome, State};
 use self::torture::{
-    Case, Fault, Kind, Place, PlaceKind, Reference, Setting, catch_panic, keep_panics, observe, run,
+    Case, Fault, Kind, Place, PlaceKind, Reference, RunOptions, catch_panic, keep_panics, observe,
+    run,
 };
 
 /// Number of cases that exist for each one that acts. The others rest.
 const EXISTING: usize = 5;
+
+/// Seconds after a fault in which nothing may be written, unless --rest says otherwise.
+const REST: u64 = 30;
+
+/// The operator that cargo builds.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_quartermaster");
 
 /// Kills the operator at each of its writes and calls of AWS, loses the answer of each, and rejects each; makes each of
 /// its watches stale in each step; compares the states with those of a run without faults.
@@ -44,22 +52,22 @@ const EXISTING: usize = 5;
 #[command(name = "torture")]
 struct Arguments {
     /// Replay this case, such as app_service/write-7/lost-answer; repeatable
-    #[arg(long = "case", value_name = "CASE")]
+    #[arg(long = "case", value_name = "CASE", conflicts_with = "soak")]
     cases: Vec<Case>,
     /// Run the cases of this kind only, such as `app_service`; repeatable
     #[arg(long = "kind", value_name = "KIND")]
     kinds: Vec<Kind>,
     /// Run the cases at these places only: write, call or watch; repeatable
-    #[arg(long = "at", value_name = "PLACE")]
-    parts: Vec<PlaceKind>,
+    #[arg(long = "at", value_name = "PLACE", conflicts_with_all = ["soak", "cases"])]
+    places: Vec<PlaceKind>,
     /// Run the cases with this fault only, such as kill-applied or 403-lasting; repeatable
-    #[arg(long = "fault", value_name = "FAULT", value_parser = Fault::parse_name)]
+    #[arg(long = "fault", value_name = "FAULT", value_parser = Fault::parse_name, conflicts_with_all = ["soak", "cases"])]
     faults: Vec<String>,
-    /// Number of cases that act side by side. With more than 8, kube-controller-manager retries Deployments minutes late
-    #[arg(long, value_name = "NUMBER", default_value_t = 6)]
-    side_by_side: usize,
+    /// Number of cases that act side by side. With 14, kube-controller-manager retries Deployments minutes late
+    #[arg(long, value_name = "NUMBER", default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..))]
+    side_by_side: u16,
     /// Seconds after a fault in which nothing may be written
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = REST)]
     rest: u64,
     /// Instead of the cases, play all workloads again and again for this many seconds, beside two replicas, with random faults
     #[arg(long, value_name = "SECONDS")]
@@ -79,7 +87,7 @@ struct Arguments {
     )]
     other_program: Option<PathBuf>,
     /// Operator to strike instead of the one that cargo builds
-    #[arg(long, value_name = "FILE", default_value = env!("CARGO_BIN_EXE_quartermaster"))]
+    #[arg(long, value_name = "FILE", default_value = PROGRAM)]
     program: PathBuf,
     /// Forget the cases that an earlier run finished
     #[arg(long)]
@@ -92,6 +100,8 @@ struct Campaign {
     /// Names of the faults to play; empty for all.
     faults: Vec<String>,
     side_by_side: usize,
+    /// Number of cases that the arguments select.
+    selected: AtomicUsize,
     active: Semaphore,
     progress: Progress,
     program: PathBuf,
@@ -121,10 +131,11 @@ fn main() -> ExitCode {
     let state = State::open(&folder.join("state"), build, arguments.fresh).unwrap();
     let campaign = Campaign {
         rest: Duration::from_secs(arguments.rest),
-        faults: arguments.faults,
-        side_by_side: arguments.side_by_side,
-        active: Semaphore::new(arguments.side_by_side),
-        progress: Progress::new(state),
+        faults: arguments.faults.clone(),
+        side_by_side: arguments.side_by_side.into(),
+        selected: AtomicUsize::new(0),
+        active: Semaphore::new(arguments.side_by_side.into()),
+        progress: Progress::new(state, arguments.replay(Vec::new())),
         program: copy,
         failed,
     };
@@ -138,13 +149,17 @@ fn main() -> ExitCode {
             }
         })
         .collect();
-    let (mut references, mut unreached) = (Vec::new(), Vec::new());
+    let (mut references, mut problems) = (Vec::new(), Vec::new());
     for kind in kinds {
         let began = Instant::now();
         let reference = match campaign.observe(kind) {
             Ok(reference) => reference,
             Err(error) => {
                 eprintln!("{kind}: the run without faults fails: {error}");
+                eprintln!(
+                    "the operator's log: {}",
+                    campaign.log_of_reference(kind).display()
+                );
                 return ExitCode::FAILURE;
             }
         };
@@ -168,30 +183,43 @@ fn main() -> ExitCode {
             let cases = arguments.cases.iter().filter(|case| case.kind == kind);
             let cases: Vec<_> = cases.cloned().collect();
             campaign.play(cases.clone(), &reference, true);
-            unreached.extend(
-                cases
-                    .into_iter()
-                    .filter(|case| campaign.progress.outcome(case) == Some(Outcome::Unreached)),
-            );
+            let is_unreached =
+                |case: &&Case| campaign.progress.outcome(case) == Some(Outcome::Unreached);
+            let Reference { writes, calls, .. } = reference;
+            let watches = reference.watches().join(", ");
+            problems.extend(cases.iter().filter(is_unreached).map(|case| {
+                format!(
+                    "{case} is not reached; without faults, there are {writes} writes, {calls} calls of AWS, \
+                     and these watches with events, each with the number of a step: {watches}"
+                )
+            }));
         } else {
-            let is_wanted = |part| arguments.parts.is_empty() || arguments.parts.contains(&part);
-            campaign.play_requests(kind, &reference, is_wanted);
-            if is_wanted(PlaceKind::Watch) {
-                campaign.play(reference.watch_cases(kind), &reference, false);
-            }
-            campaign.progress.print_counts(kind, began.elapsed());
+            let places = &arguments.places;
+            let is_wanted = |place| places.is_empty() || places.contains(&place);
+            campaign.play_all(kind, &reference, is_wanted);
+            let never = campaign.progress.print_counts(kind, began.elapsed());
+            problems.extend(never.into_iter().map(|fault| {
+                format!("{kind}: no case with the fault \"{fault}\" reached its place")
+            }));
         }
     }
     if let Some(seconds) = arguments.soak {
-        let soak = Soak {
+        let seed = arguments.seed.unwrap_or_else(rand::random);
+        let mut flags = vec![format!("--soak {seconds}"), format!("--seed {seed}")];
+        let names = arguments.soak_faults.iter().map(|it| it.name());
+        flags.extend(names.map(|name| format!("--soak-fault {name}")));
+        let other = arguments.other_program.iter();
+        flags.extend(other.map(|file| format!("--other-program {}", file.display())));
+        println!("repeat the faults: make torture{}", arguments.replay(flags));
+        let options = SoakOptions {
             time: Duration::from_secs(seconds),
-            seed: arguments.seed.unwrap_or_else(rand::random),
+            seed,
             program: campaign.program.clone(),
             other_program,
             faults: SoakFault::or_default(arguments.soak_faults),
             folder,
         };
-        return match soak::soak(&soak, &references) {
+        return match soak::run(&options, &references) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");
@@ -199,13 +227,32 @@ fn main() -> ExitCode {
             }
         };
     }
-    for case in &unreached {
-        eprintln!("{case} is not reached: name a write, a call or a watch of the list above");
+    if !replays && campaign.selected.load(Ordering::Relaxed) == 0 {
+        problems.push("no case matches --kind, --at and --fault".into());
     }
-    if campaign.progress.failures() > 0 || !unreached.is_empty() {
+    for problem in &problems {
+        eprintln!("{problem}");
+    }
+    if campaign.progress.failures() > 0 || !problems.is_empty() {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
+    }
+}
+
+impl Arguments {
+    /// Returns the argument of `make torture` that sets these flags and those that a replay needs, too.
+    fn replay(&self, mut flags: Vec<String>) -> String {
+        if self.program != Path::new(PROGRAM) {
+            flags.push(format!("--program {}", self.program.display()));
+        }
+        if self.rest != REST {
+            flags.push(format!("--rest {}", self.rest));
+        }
+        match flags[..] {
+            [] => String::new(),
+            _ => format!(" TORTURE=\"{}\"", flags.join(" ")),
+        }
     }
 }
 
@@ -215,30 +262,34 @@ impl Campaign {
         self.faults.is_empty() || names.iter().any(|name| self.faults.contains(name))
     }
 
-    fn setting(&self, case: Option<&Case>) -> Setting<'_> {
-        let name = case.map_or("reference".into(), ToString::to_string);
-        let log = self.failed.join(format!("{}.log", name.replace('/', "_")));
-        Setting {
+    /// Returns the options of a run whose operator leaves its log in this file if the run fails.
+    fn options(&self, failure_log: PathBuf) -> RunOptions<'_> {
+        RunOptions {
             active: &self.active,
             rest: self.rest,
             counted: |_| true,
             program: Some(self.program.clone()),
-            failure_log: Some(log),
+            failure_log: Some(failure_log),
         }
     }
 
-    fn observe(&self, kind: Kind) -> Result<Reference, String> {
-        block_on(catch_panic(observe(kind, &self.setting(None))))
+    fn log_of(&self, case: &Case) -> PathBuf {
+        let name = case.to_string().replace('/', "_");
+        self.failed.join(format!("{name}.log"))
     }
 
-    /// Plays every fault at every request. A run with faults may have more requests than the one without, so each fault
-    /// continues until a request does not come.
-    fn play_requests(
-        &self,
-        kind: Kind,
-        reference: &Reference,
-        is_wanted: impl Fn(PlaceKind) -> bool,
-    ) {
+    fn log_of_reference(&self, kind: Kind) -> PathBuf {
+        self.failed.join(format!("{kind}_reference.log"))
+    }
+
+    fn observe(&self, kind: Kind) -> Result<Reference, String> {
+        let options = self.options(self.log_of_reference(kind));
+        block_on(catch_panic(observe(kind, &options)))
+    }
+
+    /// Plays every fault at every place. A run with faults may have more requests than the one without, so each fault
+    /// at requests continues until a request does not come.
+    fn play_all(&self, kind: Kind, reference: &Reference, is_wanted: impl Fn(PlaceKind) -> bool) {
         type NewPlace = fn(u64) -> Place;
         let requests: [(PlaceKind, NewPlace, usize, Vec<Fault>); 2] = [
             (
@@ -256,7 +307,7 @@ impl Campaign {
         ];
         let requests = requests
             .into_iter()
-            .filter(|(part, _, count, _)| is_wanted(*part) && *count > 0);
+            .filter(|(place, _, count, _)| is_wanted(*place) && *count > 0);
         let requests: Vec<_> = requests.collect();
         let case = |place, fault: &Fault| Case {
             kind,
@@ -269,6 +320,9 @@ impl Campaign {
                 cases.extend(faults.iter().map(|it| case(place(number), it)));
             }
         }
+        if is_wanted(PlaceKind::Watch) {
+            cases.extend(reference.watch_cases(kind));
+        }
         self.play(cases, reference, false);
         for (_, place, count, mut faults) in requests {
             let mut number = u64::try_from(count).unwrap();
@@ -278,7 +332,7 @@ impl Campaign {
                 self.play(more.collect(), reference, false);
                 faults.retain(|fault| {
                     let outcome = self.progress.outcome(&case(place(number), fault));
-                    outcome == Some(Outcome::Held)
+                    outcome == Some(Outcome::Passed)
                 });
             }
         }
@@ -287,7 +341,9 @@ impl Campaign {
     /// Plays these cases side by side, without those that an earlier run finished, except `again`.
     fn play(&self, mut cases: Vec<Case>, reference: &Reference, again: bool) {
         if !again {
-            cases.retain(|case| self.is_selected(case) && !self.progress.is_finished(case));
+            cases.retain(|case| self.is_selected(case));
+            self.selected.fetch_add(cases.len(), Ordering::Relaxed);
+            cases.retain(|case| !self.progress.is_finished(case));
         }
         self.progress.expect(cases.len());
         let queue = Arc::new(Mutex::new(VecDeque::from(cases)));
@@ -303,8 +359,11 @@ impl Campaign {
                     };
                     while let Some(case) = next() {
                         let began = Instant::now();
-                        let setting = self.setting(Some(&case));
-                        let run = run(case.kind, vec![case.clone()], reference, &setting);
+                        let log = self.log_of(&case);
+                        // That of an earlier run.
+                        let _ = std::fs::remove_file(&log);
+                        let options = self.options(log);
+                        let run = run(case.kind, vec![case.clone()], reference, &options);
                         let result = block_on(catch_panic(run));
                         self.progress.finish(&case, &result, began.elapsed());
                     }

@@ -60,7 +60,7 @@ pub async fn damage(bed: &Bed, random: &mut StdRng) -> bool {
     children.retain(|child| {
         let namespace = child.namespace().unwrap();
         // In the namespaces of other kinds, objects with such names are targets.
-        namespace.starts_with("soak-app-") || namespace.starts_with("soak-service-")
+        namespace.starts_with("soak-myapp-") || namespace.starts_with("soak-appservice-")
     });
     let Some(child) = children.choose(random) else {
         return false;

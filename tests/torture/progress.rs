@@ -8,7 +8,11 @@ use crate::state::{Outcome, State};
 use crate::torture::{Case, Kind, Report};
 
 /// The finished cases, and the time that the others may take.
-pub struct Progress(Mutex<Inner>);
+pub struct Progress {
+    inner: Mutex<Inner>,
+    /// What the command that replays a failure needs besides the case.
+    replay: String,
+}
 
 struct Inner {
     state: State,
@@ -19,18 +23,22 @@ struct Inner {
 }
 
 impl Progress {
-    pub fn new(state: State) -> Self {
-        Self(Mutex::new(Inner {
+    pub fn new(state: State, replay: String) -> Self {
+        let inner = Inner {
             state,
             began: Instant::now(),
             done: 0,
             left: 0,
             failures: 0,
-        }))
+        };
+        Self {
+            inner: Mutex::new(inner),
+            replay,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Announces more cases.
@@ -55,7 +63,7 @@ impl Progress {
     /// Records a result and prints it, with the command that replays a failure.
     pub fn finish(&self, case: &Case, result: &Result<Report, String>, took: Duration) {
         let outcome = match result {
-            Ok(report) if report.struck > 0 => Outcome::Held,
+            Ok(report) if report.struck > 0 => Outcome::Passed,
             Ok(_) => Outcome::Unreached,
             Err(_) => Outcome::Failed,
         };
@@ -73,15 +81,18 @@ impl Progress {
                 writes,
                 rejected: 0,
                 ..
-            }) => format!("held, {writes} writes"),
+            }) => format!("passed, {writes} writes"),
             Ok(Report {
                 writes, rejected, ..
             }) => {
-                format!("held, {writes} writes, {rejected} rejected")
+                format!("passed, {writes} writes, {rejected} rejected")
             }
             Err(error) => {
                 inner.failures += 1;
-                format!("FAILED: {error}\n  replay it: make torture CASE={case}")
+                format!(
+                    "FAILED: {error}\n  replay it: make torture CASE={case}{}",
+                    self.replay
+                )
             }
         };
         println!(
@@ -91,7 +102,8 @@ impl Progress {
     }
 
     /// Prints a table: for each fault, how many cases reached their place and failed, and how many did not reach it.
-    pub fn print_counts(&self, kind: Kind, took: Duration) {
+    /// Returns the faults with which no case reached its place.
+    pub fn print_counts(&self, kind: Kind, took: Duration) -> Vec<String> {
         let inner = self.lock();
         let outcomes = &inner.state.outcomes;
         println!("{kind}, {took:.0?}:");
@@ -108,8 +120,13 @@ impl Progress {
             rows[1] += usize::from(*outcome == Outcome::Failed);
             rows[2] += usize::from(*outcome == Outcome::Unreached);
         }
+        let mut never = Vec::new();
         for ((_, name), [runs, failed, unreached]) in counts {
             println!("  {name:22} {runs:>6} {failed:>6} {unreached:>11}");
+            if runs == 0 {
+                never.push(name);
+            }
         }
+        never
     }
 }

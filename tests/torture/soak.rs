@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,6 +35,8 @@ use crate::torture::{
 const PAUSE: Duration = Duration::from_secs(4);
 /// Longest duration of a fault.
 const LASTING: Duration = Duration::from_secs(5);
+/// Time between two lines about the progress.
+const SHOWN: Duration = Duration::from_mins(1);
 /// Time between two samples.
 const SAMPLED: Duration = Duration::from_secs(5);
 /// Time without a write after each half.
@@ -114,6 +115,10 @@ impl SoakFault {
         all
     }
 
+    pub fn name(self) -> String {
+        self.to_possible_value().unwrap().get_name().to_owned()
+    }
+
     /// Returns whether a replica can end, or lose its Lease, because of the fault.
     fn ends_processes(self) -> bool {
         matches!(
@@ -123,8 +128,8 @@ impl SoakFault {
     }
 }
 
-/// Settings of a soak.
-pub struct Soak {
+/// Options of a soak.
+pub struct SoakOptions {
     pub time: Duration,
     pub seed: u64,
     pub program: PathBuf,
@@ -144,8 +149,6 @@ struct Shared {
     /// Number of faults that can end a process, and of processes that ended because they lost the Lease. Each permits
     /// one repeated message.
     interruptions: AtomicUsize,
-    /// For each fault, how often it struck, and how often that had an effect.
-    struck: Mutex<BTreeMap<String, [usize; 2]>>,
     failed: AtomicBool,
 }
 
@@ -166,6 +169,10 @@ struct Sample {
     tasks: f64,
 }
 
+/// How often a fault struck, and how often that had an effect: `None` if that is not measured.
+type Strikes = BTreeMap<String, (usize, Option<usize>)>;
+
+/// The two operators under test, and what they talk to.
 struct Replicas {
     running: Vec<Operator>,
     proxies: Vec<Proxy>,
@@ -193,34 +200,30 @@ impl Drop for Replicas {
 
 /// Plays until the time is over. The result is an error if the oracle of a workload finds a fault of the operator, or a
 /// replica leaks.
-pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String> {
-    println!(
-        "soak for {:?}: --seed {} repeats the faults",
-        soak.time, soak.seed
-    );
+pub fn run(options: &SoakOptions, references: &[(Kind, Reference)]) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .unwrap();
     let began = Instant::now();
-    let mut replicas = runtime.block_on(Replicas::start(soak, references.len()));
-    let mut seeds = StdRng::seed_from_u64(soak.seed);
+    let mut replicas = runtime.block_on(Replicas::start(options, references.len()));
+    let mut seeds = StdRng::seed_from_u64(options.seed);
     let (mut samples, mut at_rest, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     for may_end_processes in [true, false] {
         let mut random = StdRng::seed_from_u64(seeds.random());
-        let mut faults = soak.faults.clone();
+        let mut faults = options.faults.clone();
         faults.retain(|fault| may_end_processes || !fault.ends_processes());
         let shared = Shared {
             began: Instant::now(),
-            time: soak.time / 2,
+            time: options.time / 2,
             faults,
             interruptions: AtomicUsize::new(0),
-            struck: Mutex::default(),
             failed: AtomicBool::new(false),
         };
         let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
         let receivers = replicas.receivers.clone();
+        let mut strikes = Strikes::new();
         thread::scope(|scope| {
             let players: Vec<_> = references
                 .iter()
@@ -231,18 +234,18 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
                 })
                 .collect();
             let are_playing = || players.iter().any(|player| !player.is_finished());
-            let disturb = replicas.disturb(&shared, &mut random, began, are_playing);
-            samples.extend(runtime.block_on(disturb));
+            let disturb = replicas.disturb(&shared, &mut random, began, &mut samples, are_playing);
+            strikes = runtime.block_on(disturb);
             let played = players.into_iter().map(|player| player.join().unwrap());
             problems.extend(played.filter_map(Result::err));
         });
         let interruptions = shared.interruptions.load(Ordering::Relaxed);
         println!("{interruptions} interruptions");
         println!("  {:16} {:>6} {:>11}", "fault", "struck", "with effect");
-        let struck = shared.struck.into_inner().unwrap();
-        for (fault, [struck, effective]) in struck {
-            println!("  {fault:16} {struck:>6} {effective:>11}");
-            if struck >= MANY && effective == 0 {
+        for (fault, (struck, effective)) in strikes {
+            let shown = effective.map_or("-".into(), |it| it.to_string());
+            println!("  {fault:16} {struck:>6} {shown:>11}");
+            if struck >= MANY && effective == Some(0) {
                 problems.push(format!("{fault} had no effect"));
             }
         }
@@ -250,13 +253,15 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
             problems.push(format!("{interruptions} processes ended by themselves"));
         }
         problems.extend(runtime.block_on(replicas.rest()));
+        problems.extend(replicas.foreign_writes());
+        // Millions in an hour.
+        replicas.proxies.iter().for_each(Proxy::forget);
         at_rest.extend(runtime.block_on(replicas.sample(began)));
         if !problems.is_empty() {
             break;
         }
     }
-    std::fs::write(soak.folder.join("soak.csv"), table(&samples)).unwrap();
-    problems.extend(replicas.foreign_writes());
+    std::fs::write(options.folder.join("soak.csv"), table(&samples)).unwrap();
     problems.append(&mut replicas.problems);
     match &at_rest[..] {
         [first, second, first_later, second_later] => {
@@ -269,7 +274,7 @@ pub fn soak(soak: &Soak, references: &[(Kind, Reference)]) -> Result<(), String>
     for (number, replica) in replicas.running.iter_mut().enumerate() {
         problems.extend(is_sound(replica).err());
         if !problems.is_empty() {
-            let file = soak.folder.join(format!("replica-{number}.log"));
+            let file = options.folder.join(format!("replica-{number}.log"));
             std::fs::write(file, replica.logs()).unwrap();
         }
     }
@@ -311,7 +316,7 @@ fn play(
 }
 
 impl Replicas {
-    async fn start(soak: &Soak, receivers: usize) -> Self {
+    async fn start(options: &SoakOptions, receivers: usize) -> Self {
         let bed = Bed::shared("soak").await;
         let aws = lease_aws().await;
         let (mut running, mut proxies, mut clocks) = (Vec::new(), Vec::new(), Vec::new());
@@ -326,8 +331,8 @@ impl Replicas {
                 .kubeconfig(file)
                 // As in the image.
                 .env("MALLOC_ARENA_MAX", "1");
-            settings.program = Some(soak.program.clone());
-            if soak.faults.contains(&SoakFault::MoveClock) {
+            settings.program = Some(options.program.clone());
+            if options.faults.contains(&SoakFault::MoveClock) {
                 let clock = Clock::new();
                 settings.env.extend(clock.env());
                 clocks.push(clock);
@@ -342,24 +347,26 @@ impl Replicas {
             bed,
             aws,
             receivers: (0..receivers).map(|_| Receiver::start().unwrap()).collect(),
-            other_program: soak.other_program.clone(),
+            other_program: options.other_program.clone(),
             revoked: 0,
             problems: Vec::new(),
             addresses: Default::default(),
-            targets: soak.folder.join("targets.json"),
+            targets: options.folder.join("targets.json"),
         }
     }
 
     /// Strikes with one random fault after the other while threads `are_playing` the workloads. Restarts replicas that
-    /// end, as the kubelet does, and samples their resources.
+    /// end, as the kubelet does, samples their resources, and shows the progress.
     async fn disturb(
         &mut self,
         shared: &Shared,
         random: &mut StdRng,
         began: Instant,
+        samples: &mut Vec<Sample>,
         are_playing: impl Fn() -> bool,
-    ) -> Vec<Sample> {
-        let (mut samples, mut sampled) = (Vec::new(), Instant::now());
+    ) -> Strikes {
+        let (mut strikes, mut sampled, mut shown) =
+            (Strikes::new(), Instant::now(), Instant::now());
         while are_playing() {
             // The second half may have no fault.
             if !shared.is_over()
@@ -369,11 +376,11 @@ impl Replicas {
                     shared.interruptions.fetch_add(1, Ordering::Relaxed);
                 }
                 let has_effect = self.strike(fault, shared, random).await;
-                let name = fault.to_possible_value().unwrap().get_name().to_owned();
-                let mut struck = shared.struck.lock().unwrap();
-                let counts = struck.entry(name).or_default();
-                counts[0] += 1;
-                counts[1] += usize::from(has_effect);
+                let counts = strikes.entry(fault.name()).or_insert((0, None));
+                counts.0 += 1;
+                if let Some(has_effect) = has_effect {
+                    *counts.1.get_or_insert(0) += usize::from(has_effect);
+                }
             }
             sleep(PAUSE.mul_f64(random.random_range(0.1..1.0))).await;
             for replica in &mut self.running {
@@ -391,12 +398,27 @@ impl Replicas {
                 sampled = Instant::now();
                 samples.extend(self.sample(began).await);
             }
+            if shown.elapsed() >= SHOWN {
+                shown = Instant::now();
+                let faults: usize = strikes.values().map(|(struck, _)| struck).sum();
+                let (played, all) = (
+                    shared.began.elapsed().as_secs() / 60,
+                    shared.time.as_secs() / 60,
+                );
+                println!("{played} of {all} minutes of this half, {faults} faults");
+            }
         }
-        samples
+        strikes
     }
 
-    /// Strikes a random replica, resource or child with a fault. Returns once the fault is over, whether it met anything.
-    async fn strike(&mut self, fault: SoakFault, shared: &Shared, random: &mut StdRng) -> bool {
+    /// Strikes a random replica, resource or child with a fault. Returns once the fault is over, whether it met
+    /// anything; `None` if that is not measured.
+    async fn strike(
+        &mut self,
+        fault: SoakFault,
+        shared: &Shared,
+        random: &mut StdRng,
+    ) -> Option<bool> {
         let at = random.random_range(0..self.running.len());
         let (replica, proxy) = (&mut self.running[at], &self.proxies[at]);
         let lasting = LASTING.mul_f64(random.random_range(0.05..1.0));
@@ -427,11 +449,12 @@ impl Replicas {
                 }
                 sleep(lasting).await;
                 revoked.end().await;
-                return self.was_answered(StatusCode::FORBIDDEN, began);
+                return Some(self.was_answered(StatusCode::FORBIDDEN, began));
             }
             SoakFault::EndWatches => {
                 let endings = [Ending::Clean, Ending::MidEvent, Ending::Gone];
-                return proxy.end_watches(&watches, *endings.choose(random).unwrap()) > 0;
+                let ended = proxy.end_watches(&watches, *endings.choose(random).unwrap());
+                return Some(ended > 0);
             }
             SoakFault::FreezeWatches => Some(proxy.freeze_running(watches)),
             SoakFault::Disconnect => {
@@ -465,7 +488,7 @@ impl Replicas {
             SoakFault::Damage => {
                 // Takes more random numbers if there are children.
                 let mut random = StdRng::seed_from_u64(random.random());
-                return damage(&self.bed, &mut random).await;
+                return Some(damage(&self.bed, &mut random).await);
             }
             SoakFault::ReplaceCrd => {
                 let replaced = ReplacedCrd::random(&self.bed, random).await;
@@ -478,7 +501,7 @@ impl Replicas {
                 let starved = Starved::begin(&self.bed).await;
                 sleep(lasting).await;
                 starved.end().await;
-                return self.was_answered(StatusCode::TOO_MANY_REQUESTS, began);
+                return Some(self.was_answered(StatusCode::TOO_MANY_REQUESTS, began));
             }
             SoakFault::Kill => {
                 replica.kill();
@@ -489,11 +512,10 @@ impl Replicas {
             SoakFault::Freeze => {
                 // Longer than the Lease lasts, in half of the cases.
                 // The replica may have just ended, because it lost the Lease.
-                if replica.child().freeze().is_err() {
-                    return false;
+                if replica.child().freeze().is_ok() {
+                    sleep(lasting * 2).await;
+                    replica.child().thaw().unwrap();
                 }
-                sleep(lasting * 2).await;
-                replica.child().thaw().unwrap();
                 None
             }
             SoakFault::MoveClock => {
@@ -518,12 +540,10 @@ impl Replicas {
                 None
             }
         };
-        let Some(order) = order else {
-            return true;
-        };
+        let order = order?;
         sleep(lasting).await;
-        order.take_back();
-        order.hits() > 0
+        order.cancel();
+        Some(order.hits() > 0)
     }
 
     /// Returns whether the apiserver has answered a request with this status code since then.
@@ -594,15 +614,17 @@ impl Replicas {
         found.map(|error| format!("{error:#}")).collect()
     }
 
-    /// Returns writes to objects of nobody's workload.
+    /// Returns writes to objects that are not those of the namespace's workload.
     fn foreign_writes(&self) -> Vec<String> {
         let requests = self.proxies.iter().flat_map(Proxy::requests);
         let foreign = requests.filter(|seen| {
             let request = &seen.request;
             let namespace = request.namespace.as_deref().unwrap_or_default();
-            let is_ours =
-                request.resource == "events" || Kind::ALL.iter().any(|it| it.owns(request));
-            is_write(request) && !(namespace.starts_with("soak-") && is_ours)
+            let is_of = |kind: &Kind| {
+                namespace.starts_with(&format!("soak-{}-", kind.lowercase()))
+                    && (request.resource == "events" || kind.owns(request))
+            };
+            is_write(request) && !Kind::ALL.iter().any(is_of)
         });
         let shown = foreign.map(|it| format!("a foreign write: {:?}", it.request));
         shown.take(5).collect()

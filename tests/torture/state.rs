@@ -22,9 +22,9 @@ pub fn digest(files: &[&Path]) -> io::Result<String> {
 /// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The request came, and the operator is sound.
-    Held,
-    /// The workload ended before the request.
+    /// The fault struck, and every check passed.
+    Passed,
+    /// The workload ended before the place of the fault.
     Unreached,
     Failed,
 }
@@ -73,7 +73,7 @@ impl State {
 
 fn name(outcome: Outcome) -> &'static str {
     match outcome {
-        Outcome::Held => "held",
+        Outcome::Passed => "passed",
         Outcome::Unreached => "unreached",
         Outcome::Failed => "failed",
     }
@@ -82,7 +82,7 @@ fn name(outcome: Outcome) -> &'static str {
 fn parse(line: &str, build: &str) -> Option<(Case, Outcome)> {
     let mut words = line.split(' ');
     let (of, case, outcome) = (words.next()?, words.next()?, words.next()?);
-    let outcomes = [Outcome::Held, Outcome::Unreached, Outcome::Failed];
+    let outcomes = [Outcome::Passed, Outcome::Unreached, Outcome::Failed];
     let outcome = outcomes.into_iter().find(|it| name(*it) == outcome)?;
     (of == build).then_some((case.parse().ok()?, outcome))
 }

@@ -97,13 +97,13 @@ impl Gate {
 
     /// Releases the call. A call held before it is performed is not performed if its client has disconnected.
     pub fn release(&self) {
-        self.order.take_back();
+        self.order.cancel();
         self.door.open();
     }
 
     /// Cuts the connection: a call held before it is performed is not performed, a performed one gets no response.
     pub fn cut(&self) {
-        self.order.take_back();
+        self.order.cancel();
         self.door.set(GateState::Cut);
     }
 }

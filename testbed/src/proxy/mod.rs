@@ -33,7 +33,7 @@ pub use self::request::{ApiRequest, Verb};
 pub use self::rules::{Fault, Lost, Match, Order, Point, Refusal, Then, Times};
 pub use self::shared::Seen;
 use self::shared::Shared;
-pub use self::watches::{Ending, WatchEvent};
+pub use self::watches::{BOOKMARK, Ending, LIST_END, WatchEvent};
 use crate::journal::Journal;
 use crate::serve::{Line, Server, Wire};
 use crate::tls;
@@ -170,8 +170,8 @@ impl Proxy {
         self.shared.rules.order(matching, times, fault)
     }
 
-    /// Holds back the events of running and later watches that match, without ending the watches; each held event is a
-    /// hit. Cancelling the order sends all held events, in order.
+    /// Holds back the events of running and later watches that match, without ending the watches. Each held event is a
+    /// hit, except a bookmark that ends no list. Cancelling the order sends all held events, in order.
     pub fn freeze(&self, watches: Match) -> Order {
         self.shared.watches.hold(watches)
     }

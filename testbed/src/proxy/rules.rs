@@ -24,7 +24,7 @@ pub struct Match {
     namespace: Option<String>,
     name: Option<String>,
     except: Vec<String>,
-    also: Option<Also>,
+    also: Vec<Also>,
 }
 
 impl Match {
@@ -122,13 +122,11 @@ impl Match {
         }
     }
 
-    /// Requires this condition in addition; a second condition replaces the first.
+    /// Requires this condition in addition.
     #[must_use]
-    pub fn and(self, also: impl Fn(&ApiRequest) -> bool + Send + Sync + 'static) -> Self {
-        Self {
-            also: Some(Arc::new(also)),
-            ..self
-        }
+    pub fn and(mut self, also: impl Fn(&ApiRequest) -> bool + Send + Sync + 'static) -> Self {
+        self.also.push(Arc::new(also));
+        self
     }
 
     /// Returns whether this request matches.
@@ -145,7 +143,7 @@ impl Match {
             && is(&self.namespace, request.namespace.as_deref())
             && is(&self.name, request.name.as_deref())
             && !self.except.contains(&request.resource)
-            && self.also.as_ref().is_none_or(|also| also(request))
+            && self.also.iter().all(|also| also(request))
     }
 }
 

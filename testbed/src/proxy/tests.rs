@@ -13,7 +13,7 @@ use hyper_util::server::conn::auto;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
-use super::{Ending, Fault, Lost, Match, Point, Proxy, Refusal, Then, Times, Verb};
+use super::{BOOKMARK, Ending, Fault, Lost, Match, Point, Proxy, Refusal, Then, Times, Verb};
 use crate::serve::Server;
 use crate::tls::{Authority, server_config};
 
@@ -286,6 +286,10 @@ async fn requests_are_forwarded_and_counted() {
             proxy.count(&Match::any().and(|request| request.query == "limit=5")),
             1
         );
+        let both = Match::any()
+            .and(|request| request.resource == "services")
+            .and(|request| request.query == "limit=5");
+        assert_eq!(proxy.count(&both), 0);
     })
     .await;
 }
@@ -340,7 +344,7 @@ async fn nth_request_is_rejected_like_the_apiserver() {
             Fault::status(StatusCode::CONFLICT),
         );
         assert_eq!(client.get(&path).await.unwrap().status(), 409);
-        order.take_back();
+        order.cancel();
         assert_eq!(client.get(&path).await.unwrap().status(), 200);
     })
     .await;

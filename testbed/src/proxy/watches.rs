@@ -15,6 +15,12 @@ use super::rules::{Match, Order};
 use crate::journal::lock;
 use crate::serve::Line;
 
+/// The kind of an event without an object's news.
+pub const BOOKMARK: &str = "BOOKMARK";
+
+/// The annotation of the bookmark that ends a streamed list.
+pub const LIST_END: &str = "k8s.io/initial-events-end";
+
 /// An event of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchEvent {
@@ -250,7 +256,9 @@ async fn run(
                         if watches.is_hidden(&request, &line) {
                             continue;
                         }
-                        if let Some(hits) = watches.held(&entry, &request) {
+                        if let Some(hits) = watches.held(&entry, &request)
+                            && has_news(&request, &line)
+                        {
                             hits.send_modify(|hits| *hits += 1);
                         }
                         waiting.push_back(Ok(Frame::data(line)));
@@ -308,6 +316,12 @@ impl Lines {
     fn rest(&mut self) -> Option<Bytes> {
         (!self.0.is_empty()).then(|| std::mem::take(&mut self.0).into())
     }
+}
+
+/// Returns whether a client that does not get this line misses something: any event but a bookmark that ends no list.
+fn has_news(request: &ApiRequest, line: &[u8]) -> bool {
+    let is_bookmark = event(request, line).is_some_and(|it| it.kind == BOOKMARK);
+    !is_bookmark || String::from_utf8_lossy(line).contains(LIST_END)
 }
 
 fn event(request: &ApiRequest, line: &[u8]) -> Option<WatchEvent> {

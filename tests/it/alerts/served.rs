@@ -204,7 +204,7 @@ async fn failing_watch_is_reported_until_it_recovers() {
     );
     proxy.end_watches(&statefulsets, Ending::MidEvent);
     has_samples(&operator, &[(&healthy, Some(0.0)), (&failing, Some(1.0))]).await;
-    fault.take_back();
+    fault.cancel();
     bed.create::<k8s_openapi::api::apps::v1::StatefulSet>(
         "web",
         json!({ "spec": { "serviceName": "web", "selector": { "matchLabels": { "app": "web" } }, "template": {

@@ -170,11 +170,8 @@ fn is_observed(app: &AppService) -> bool {
 
 /// Triggers a reconcile of the app and waits for its end, which the end of a later reconcile of a marker proves.
 async fn reconciled(bed: &Bed, name: &str) {
-    let now = uuid::Uuid::new_v4().to_string();
-    let annotation =
-        json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
-    bed.patch::<AppService>(name, annotation).await;
-    let marker = format!("{MARKER}{}", &now[..8]);
+    let request = bed.request_reconcile::<AppService>(name).await;
+    let marker = format!("{MARKER}{}", &request[..8]);
     app(bed, &marker, json!({ "size": 0, "image": "i" })).await;
     bed.until(&marker, "is passed over", |app: &AppService| {
         is_observed(app)

@@ -55,7 +55,7 @@ async fn stale_app_restores_no_ownership() {
         .await;
     existence_checked(&proxy).await;
     assert_eq!(owners(&bed).await, former_owners);
-    silent.take_back();
+    silent.cancel();
     // The children of the deleted app get the new owner.
     until("the app has a Service", SOON, async || {
         Ok((service(&bed, "web").await.labels().get(UID) == new.uid().as_ref()).then_some(()))
@@ -88,7 +88,7 @@ async fn stale_app_deletes_nothing() {
         .await;
     existence_checked(&proxy).await;
     assert_eq!(service(&bed, "web").await.metadata, made.metadata);
-    silent.take_back();
+    silent.cancel();
     not_ready(&bed, "web", "Progressing").await;
     assert_eq!(service(&bed, "web").await.uid(), made.uid());
 }
@@ -107,7 +107,7 @@ async fn deleted_app_creates_nothing() {
         proxy.count(&Match::verb(Verb::Create).resource("deployments")),
         0
     );
-    silent.take_back();
+    silent.cancel();
     app(&bed, "marker", served()).await;
     not_ready(&bed, "marker", "Progressing").await;
     assert_eq!(bed.api::<Deployment>().get_opt("web").await.unwrap(), None);

@@ -267,7 +267,7 @@ async fn forbidden_child_is_logged_once() {
         (&warnings[0]["cause"], &warnings[0]["controller"]),
         (&json!(message), &json!("appservice"))
     );
-    order.take_back();
+    order.cancel();
     ready(&bed, "web").await;
 }
 

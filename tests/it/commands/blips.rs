@@ -84,7 +84,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
             "{:?}: {output}",
             began.elapsed()
         );
-        order.take_back();
+        order.cancel();
     }
     let began = Instant::now();
     let order = proxy.inject(lists(), Times::First(1), busy());
@@ -125,7 +125,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
             .await
             .ends_with("Interrupted: nothing was deleted.\n")
     );
-    hangs.take_back();
+    hangs.cancel();
     bed.patch::<ContactPoint>("first", with_finalizers(&[]))
         .await;
     let order = proxy.inject(lists(), Times::First(2), busy());

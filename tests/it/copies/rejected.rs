@@ -222,7 +222,7 @@ async fn forbidding_namespace_blocks_no_other() {
         )),
         "{words}"
     );
-    order.take_back();
+    order.cancel();
     shop.copied(&shut, "settings", json!({ "a": "1" })).await;
     shop.reads("s", "Synced").await;
 
@@ -251,7 +251,7 @@ async fn forbidding_namespace_blocks_no_other() {
                 .contains(&format!("the copy in {shut} cannot be deleted"))
         })
         .await;
-    order.take_back();
+    order.cancel();
     shop.is_deleted(&shut, "settings").await;
     shop.ended("s").await;
 }

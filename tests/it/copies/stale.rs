@@ -38,7 +38,7 @@ async fn new_leader_undoes_no_later_change() {
 
     for (value, heard) in [("2", false), ("3", true)] {
         if heard {
-            silent.take_back();
+            silent.cancel();
         }
         shop.edit(here, "settings", json!({ "data": { "a": value } }))
             .await;
@@ -170,7 +170,7 @@ async fn stale_sync_restores_no_ownership() {
         version(&shop.maps(far).get("settings").await.unwrap()),
         version(&copy)
     );
-    past.silent.take_back();
+    past.silent.cancel();
     shop.reads("s", "Synced").await;
     assert_eq!(
         shop.maps(far).get("settings").await.unwrap().labels()[OWNER_LABEL],
@@ -194,7 +194,7 @@ async fn stale_sync_deletes_nothing() {
         version(&shop.maps(far).get("moved").await.unwrap()),
         version(&copy)
     );
-    past.silent.take_back();
+    past.silent.cancel();
     // The copies of the predecessor are deleted with it.
     shop.is_deleted(far, "settings").await;
     assert_eq!(shop.maps(far).get("moved").await.unwrap().uid(), copy.uid());

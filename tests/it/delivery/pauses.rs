@@ -44,7 +44,7 @@ async fn retry_after_outlasts_a_pause_of_its_contact_point(#[case] without_secre
         let secrets = Match::verb(Verb::Get).resource("secrets").name("url");
         let order = proxy.inject(secrets, Times::Always, Fault::status(StatusCode::FORBIDDEN));
         bed.not_ready("hook", "SecretForbidden").await;
-        order.take_back();
+        order.cancel();
     } else {
         bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } }))
             .await;

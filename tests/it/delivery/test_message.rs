@@ -40,7 +40,7 @@ async fn secret_that_cannot_be_read_for_a_while_sends_no_test_message(
             operator.restart();
             operator.ready().await;
         }
-        order.take_back();
+        order.cancel();
         bed.ready("hook").await;
     }
     bed.deployment("web", 1).await;

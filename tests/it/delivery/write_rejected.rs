@@ -314,7 +314,7 @@ async fn unavailable_apiserver_blocks_every_object() {
         "{:?}",
         values("other")
     );
-    order.take_back();
+    order.cancel();
     for name in ["refused", "other"] {
         bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))])
             .await;

@@ -75,7 +75,7 @@ async fn entries_are_sent_once_after_any_fault_of_a_status_write() {
                 .collect();
             scene.bed.delivered("web", &history).await;
             assert!(order.hits() > 0, "the fault never happened");
-            order.take_back();
+            order.cancel();
         }
     }
     scene.assert_sent_once().await;
@@ -101,7 +101,7 @@ async fn entries_survive_lost_answers_while_the_target_is_recreated() {
         let lost = scene
             .proxy
             .inject(status_writes("trackedfields"), Times::First(4), fault);
-        frozen.take_back();
+        frozen.cancel();
         expected.extend([
             ("Updated", Some("2")),
             ("Deleted", None),
@@ -110,7 +110,7 @@ async fn entries_survive_lost_answers_while_the_target_is_recreated() {
         ]);
         bed.delivered("web", &expected).await;
         lost.wait_for_hits(2, SOON).await.unwrap();
-        lost.take_back();
+        lost.cancel();
     }
     scene.assert_sent_once().await;
 }
@@ -133,7 +133,7 @@ async fn unrecorded_change_outlives_a_change_of_the_spec() {
     refused.wait_for_hits(1, SOON).await.unwrap();
     bed.patch::<TrackedField>("web", json!({ "spec": { "field": "image" } }))
         .await;
-    refused.take_back();
+    refused.cancel();
     let before = [
         ("Created", Some("1")),
         ("Updated", Some("2")),
@@ -167,9 +167,9 @@ async fn entries_survive_lost_answers_while_the_cache_lags() {
             .collect();
         scene.bed.delivered("web", &history).await;
         lost.wait_for_hits(1, SOON).await.unwrap();
-        lost.take_back();
+        lost.cancel();
     }
-    frozen.take_back();
+    frozen.cancel();
     scene.bed.scale("web", 9).await;
     expected.push(("Updated", "9".to_owned()));
     let history: Vec<_> = expected
@@ -196,7 +196,7 @@ async fn test_message_is_sent_once_after_any_fault_of_the_status() {
             .await;
         scene.bed.ready(&name).await;
         assert!(order.hits() > 0, "the fault never happened");
-        order.take_back();
+        order.cancel();
         // Entries of fields there follow the test message, which was sent once.
         let field = scene
             .bed
@@ -241,7 +241,7 @@ async fn unwritable_status_is_retried_with_backoff() {
         // The backoff begins at 50 ms and doubles; each reconcile after a conflict has up to four tries.
         assert!(refused.hits() <= 40, "{code}: {} tries", refused.hits());
         assert_eq!(scene.operator.probe("livez").await.unwrap().0, 200);
-        refused.take_back();
+        refused.cancel();
         let requested = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": code.as_str() } } });
         scene.bed.patch::<TrackedField>("web", requested).await;
         let history: Vec<_> = expected.iter().map(|value| Some(value.as_str())).collect();

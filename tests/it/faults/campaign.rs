@@ -196,7 +196,7 @@ async fn disturb(proxy: &Proxy, random: &mut StdRng) {
             _ => {
                 let frozen = proxy.freeze(targets());
                 pause(random).await;
-                frozen.take_back();
+                frozen.cancel();
                 proxy.end_watches(&targets(), Ending::Gone);
             }
         }

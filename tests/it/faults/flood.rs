@@ -240,7 +240,7 @@ async fn thousand_changes_survive_rejected_status_writes() {
         .wait_for_hits(refused.hits() + 2, SOON + Duration::from_secs(1))
         .await
         .unwrap();
-    refused.take_back();
+    refused.cancel();
 
     all_delivered(&bed, "small", &long(1000)).await;
     let merged = assert_counts(&receiver, "small", 1000);

@@ -76,7 +76,7 @@ async fn messages_continue_when_reads_of_one_kind_hang() {
         "{} requests hang at once",
         reads.hits()
     );
-    reads.take_back();
+    reads.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,7 +112,7 @@ async fn messages_continue_when_discovery_of_one_group_hangs() {
         "{} requests hang at once",
         discovery.hits()
     );
-    discovery.take_back();
+    discovery.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -144,7 +144,7 @@ async fn permanently_unreadable_target_costs_no_write() {
     // Writes of the entry, of its outcome, and of its annotation while it waits.
     let after = proxy.count(&writes) - before;
     assert!((2..=4).contains(&after), "{after} writes");
-    refused.take_back();
+    refused.cancel();
     bed.waiting("web", "").await;
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use testbed::proxy::{Ending, Fault, Match, Times, Verb};
+use testbed::proxy::{BOOKMARK, Ending, Fault, Match, Times, Verb};
 use testbed::wait::until;
 use tokio::sync::Semaphore;
 
@@ -43,7 +43,7 @@ async fn hanging_reconcile_is_cancelled_and_blocks_no_other() {
         hanging.wait_for_hits(hits, SOON).await.unwrap();
         scene.assert_alive().await;
     }
-    hanging.take_back();
+    hanging.cancel();
     scene
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
@@ -66,7 +66,7 @@ async fn requests_without_answer_are_retried() {
     });
     retried.await.unwrap();
     scene.assert_alive().await;
-    hanging.take_back();
+    hanging.cancel();
     for name in ["web", "other"] {
         scene
             .bed
@@ -145,11 +145,11 @@ async fn watch_that_lags_behind_reads_loses_no_value() {
     allowed.add_permits(1);
     // The operator has processed the first answer. The second one comes after the watch has caught up.
     reads.wait_for_hits(2, SOON).await.unwrap();
-    frozen.take_back();
+    frozen.cancel();
     let mut expected = vec![("Created", Some("1"))];
     expected.extend([("Updated", Some("2")), ("Updated", Some("3"))]);
     scene.bed.delivered("web", &expected).await;
-    reads.take_back();
+    reads.cancel();
     allowed.add_permits(Semaphore::MAX_PERMITS);
     // The next value shows that the later answers changed nothing.
     scene.bed.scale("web", 4).await;
@@ -165,7 +165,7 @@ async fn change_missing_from_a_watch_is_found_in_time() {
     let begun = scene.proxy.count(&watches);
     let hidden = scene
         .proxy
-        .hide(watches.clone(), |event| event.kind != "BOOKMARK");
+        .hide(watches.clone(), |event| event.kind != BOOKMARK);
     scene.bed.scale("web", 2).await;
     scene
         .bed
@@ -201,12 +201,12 @@ async fn expired_list_is_restarted() {
         .inject(watches.clone(), Times::First(9), Fault::Gone);
     let hidden = scene
         .proxy
-        .hide(watches.clone(), |event| event.kind != "BOOKMARK");
+        .hide(watches.clone(), |event| event.kind != BOOKMARK);
     for replicas in [2, 3] {
         scene.bed.scale("web", replicas).await;
     }
     hidden.wait_for_hits(2, SOON).await.unwrap();
-    hidden.take_back();
+    hidden.cancel();
     scene.proxy.end_watches(&watches, Ending::Gone);
     expired
         .wait_for_hits(9, Duration::from_mins(1))

@@ -95,7 +95,7 @@ async fn new_leader_records_a_return_to_its_last_seen_value() {
     pair.bed.scale("web", 1).await;
     // The standby relists, and never sees the value 2.
     assert_eq!(pair.proxy.end_watches(&watch, Ending::Gone), 1);
-    cut.take_back();
+    cut.cancel();
     pair.standby_listed(2).await;
     pair.standby.leads().await;
     expected.push(("Updated", Some("1")));
@@ -224,7 +224,7 @@ async fn new_leader_never_records_a_stale_value() {
     // Only a read shows the value.
     expected.push(("Updated", Some("3")));
     pair.bed.delivered("web", &expected).await;
-    late.take_back();
+    late.cancel();
     pair.bed.scale("web", 4).await;
     expected.push(("Updated", Some("4")));
     pair.bed.delivered("web", &expected).await;
@@ -261,7 +261,7 @@ async fn new_leader_changes_nothing_for_objects_that_it_may_not_list() {
     for resource in ["deployments", "appservices"] {
         assert_eq!(proxy.count(&Match::writes().resource(resource)), 0);
     }
-    denied.take_back();
+    denied.cancel();
     scale(3).await;
     deployment_has(3).await;
 }

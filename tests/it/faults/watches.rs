@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use qm_api::{ContactPoint, TrackedField};
-use testbed::proxy::{Ending, Fault, Match, Point, Seen, Then, Times, Verb};
+use testbed::proxy::{BOOKMARK, Ending, Fault, Match, Point, Seen, Then, Times, Verb};
 use testbed::wait::until;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -80,9 +80,9 @@ async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
     let mut expected = vec![("Created", Some("1"))];
     // A -> B -> C with B never seen; a change and its reversal; a deletion with a recreation; a deletion.
     for step in ["net", "back", "anew", "gone"] {
-        let hidden = scene.proxy.hide(Match::watch("deployments"), |event| {
-            event.kind != "BOOKMARK"
-        });
+        let hidden = scene
+            .proxy
+            .hide(Match::watch("deployments"), |event| event.kind != BOOKMARK);
         match step {
             "net" => {
                 bed.scale("web", 2).await;
@@ -108,7 +108,7 @@ async fn gap_of_a_watch_gives_one_entry_for_the_net_change() {
                 hidden.wait_for_hits(2, SOON).await.unwrap();
             }
         }
-        hidden.take_back();
+        hidden.cancel();
         scene.end(Ending::Gone).await;
         bed.delivered("web", &expected).await;
         if step != "gone" {
@@ -149,7 +149,7 @@ async fn write_to_a_deleted_field_is_not_retried() {
     let errors = "controller_runtime_reconcile_errors_total{controller=\"trackedfield\"}";
     let errors = metrics.lines().find(|line| line.starts_with(errors));
     assert!(errors.is_none_or(|line| line.ends_with(" 0")), "{errors:?}");
-    late.take_back();
+    late.cancel();
 }
 
 /// A target that is tracked before it exists is read with the result 404, which arrives late.

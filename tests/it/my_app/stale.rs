@@ -47,7 +47,7 @@ async fn stale_app_restores_no_ownership() {
         .await;
     existence_checked(&proxy).await;
     assert!(is_owned_by(&bed.pod("web").await.unwrap(), &new));
-    silent.take_back();
+    silent.cancel();
     bed.app_has_reason("web", "PodPending").await;
     assert!(is_owned_by(&bed.pod("web").await.unwrap(), &new));
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
@@ -64,7 +64,7 @@ async fn deleted_app_creates_no_pod() {
     bed.pod_ends("web").await;
     existence_checked(&proxy).await;
     assert_eq!(proxy.count(&Match::verb(Verb::Create).resource("pods")), 0);
-    silent.take_back();
+    silent.cancel();
     bed.marker("marker").await;
     assert_eq!(bed.pod("web").await, None);
 }

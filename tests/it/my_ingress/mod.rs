@@ -81,10 +81,7 @@ impl Site {
 
     /// Triggers a reconcile, which reads AWS again.
     async fn reconcile(&self, name: &str) {
-        let now = uuid::Uuid::new_v4().to_string();
-        let annotation =
-            json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
-        self.bed.patch::<MyIngress>(name, annotation).await;
+        self.bed.request_reconcile::<MyIngress>(name).await;
     }
 
     /// Waits until the condition of the current generation has this reason; returns its message.

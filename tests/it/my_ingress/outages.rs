@@ -48,7 +48,7 @@ async fn fault_at_the_creation_is_reported_and_retried(#[case] fault: Fault, #[c
     site.ingress("web", json!({})).await;
     site.bed.event("web", reason).await;
     order.wait_for_hits(2, SOON).await.unwrap();
-    order.take_back();
+    order.cancel();
     site.ready("web").await;
     assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
 }

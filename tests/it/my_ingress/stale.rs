@@ -1,8 +1,10 @@
 //! Stale state: the operator's cache lags behind, or another replica leads by now.
 
-use testbed::proxy::{Fault, Match, Point, Then, Times, Verb};
+use k8s_openapi::api::core::v1::Service;
+use testbed::proxy::{Ending, Fault, Match, Point, Then, Times, Verb};
 use tokio::sync::Notify;
 
+use super::nodes::{assert_never_without_targets, http};
 use super::*;
 
 /// The `MyIngress` that now has the name also owns the load balancer.
@@ -48,7 +50,7 @@ async fn stale_deletion_deletes_nothing() {
     )
     .await
     .unwrap();
-    frozen.take_back();
+    frozen.cancel();
     site.ready("web").await;
     assert_eq!(site.balancer("web").await.unwrap().arn, made.arn);
 }
@@ -94,7 +96,7 @@ async fn stale_object_restores_no_ownership() {
     .await
     .unwrap();
     assert_eq!(bears().await, new);
-    frozen.take_back();
+    frozen.cancel();
     site.ready("web").await;
     assert_eq!(bears().await, new);
 }
@@ -143,4 +145,61 @@ async fn new_leader_continues_the_creation() {
     leader.child().thaw().unwrap();
     leader.child().wait(SOON).await.unwrap();
     assert_eq!(counted(&site.aws.calls())["CreateLoadBalancer"], 1);
+}
+
+/// The watch of Services or nodes is frozen and thawed, loses its events and gets a 410, or is forbidden for a while,
+/// and the operator reconciles meanwhile: at no moment is a listener without targets, and in the end they follow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn targets_follow_after_a_stale_view_of_services_or_nodes() {
+    let site = Site::with_nodes("backends", &["i-1"]).await;
+    let (proxy, file) = site.bed.through_proxy().await;
+    let settings = site.settings().whole_cluster().kubeconfig(file);
+    let _operator = Operator::start(&site.bed, settings).await;
+    let (mut node, mut port) = (1, 30_080);
+    site.service("shop", port).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
+    site.arrives(80, &[("i-1", port)]).await;
+    site.ready("web").await;
+    let resources = ["services", "nodes"];
+    let views = ["frozen", "gap", "forbidden"];
+    for (resource, view) in resources
+        .into_iter()
+        .flat_map(|resource| views.map(|view| (resource, view)))
+    {
+        let watch = Match::watch(resource);
+        let order = match view {
+            "frozen" => proxy.freeze(watch.clone()),
+            "gap" => proxy.hide(watch.clone(), |_| true),
+            _ => proxy.forbid(&Match::watches_and_lists(resource)),
+        };
+        if resource == "services" {
+            port += 1;
+            let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": port }] } });
+            site.bed.patch::<Service>("shop", ports).await;
+        } else {
+            node += 1;
+            site.node(&format!("i-{node}")).await;
+            site.delete_node(&format!("i-{}", node - 1)).await;
+        }
+        order.wait_for_hits(1, SOON).await.unwrap();
+        let before = site.aws.calls().len();
+        site.reconcile("web").await;
+        until("the operator reads the targets", SOON, async || {
+            let calls = site.aws.calls();
+            let mut since = calls[before..].iter();
+            Ok(since
+                .any(|call| call.action == "DescribeTargetHealth")
+                .then_some(()))
+        })
+        .await
+        .unwrap();
+        order.cancel();
+        if view == "gap" {
+            proxy.end_watches(&watch, Ending::Gone);
+        }
+        site.arrives(80, &[(&format!("i-{node}"), port)]).await;
+        site.ready("web").await;
+    }
+    assert_never_without_targets(&site.aws.calls());
 }

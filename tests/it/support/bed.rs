@@ -362,6 +362,21 @@ impl Bed {
             .unwrap()
     }
 
+    /// Asks the operator to reconcile an object, by a marker that differs from all earlier ones; returns the marker.
+    pub async fn request_reconcile<K>(&self, name: &str) -> String
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let now = uuid::Uuid::new_v4().to_string();
+        let annotations = json!({ "quartermaster.dev/requested-at": now });
+        self.patch::<K>(name, json!({ "metadata": { "annotations": annotations } }))
+            .await;
+        now
+    }
+
     /// Deletes an object.
     pub async fn delete<K>(&self, name: &str)
     where

@@ -6,6 +6,7 @@
 
 mod case;
 mod differences;
+mod readiness;
 mod scene;
 pub mod snapshot;
 mod staleness;
@@ -19,7 +20,7 @@ pub use self::case::{Answer, Case, Fault, Place, PlaceKind};
 pub use self::differences::differences;
 #[allow(unused_imports)] // as above
 pub use self::scene::{
-    FLAGS, Reference, Report, Setting, catch_panic, is_sound, keep_panics, last_write, observe,
+    FLAGS, Reference, Report, RunOptions, catch_panic, is_sound, keep_panics, last_write, observe,
     rests_for, run, run_beside,
 };
 #[allow(unused_imports)] // as above

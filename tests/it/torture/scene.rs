@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
-use serde_json::{Value, json};
+use http::StatusCode;
+use serde_json::Value;
 use testbed::aws::Aws;
 use testbed::proxy::{ApiRequest, Proxy, Seen, Verb};
 use testbed::receiver::Receiver;
@@ -16,6 +17,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::case::{Case, Fault, Place, PlaceKind, Staleness};
 use super::differences::differences;
+use super::readiness::Readiness;
 use super::steps::{Events, Steps, with_old_lists};
 use super::strike::{Strike, is_write, writes};
 use super::{Kind, snapshot};
@@ -51,8 +53,8 @@ const REPETITIONS: u64 = 42;
 /// and the lists and watches of another process.
 const REQUESTS: usize = 300;
 
-/// Settings of a run.
-pub struct Setting<'a> {
+/// Options of a run.
+pub struct RunOptions<'a> {
     /// Permits for cases that act. A case at rest holds none.
     pub active: &'a Semaphore,
     /// Time in which nothing may be written after a fault.
@@ -76,7 +78,7 @@ pub struct Reference {
     pub calls: usize,
     /// Numbers of writes by verb and resource.
     pub by_resource: BTreeMap<String, usize>,
-    /// Numbers of creations and deletions that took effect, by verb and resource.
+    /// Numbers of creations and deletions that took effect, by verb and resource, or by action of AWS.
     performed: BTreeMap<String, usize>,
     /// Numbers of events of the watches, by step.
     pub events: Events,
@@ -96,6 +98,14 @@ impl Reference {
             *events.entry(watch.as_str()).or_default() += count;
         }
         events
+    }
+
+    /// Returns the places of the watches that have events.
+    pub fn watches(&self) -> Vec<String> {
+        let places = self.events.keys();
+        places
+            .map(|(watch, step)| Place::Watch(watch.clone(), *step).to_string())
+            .collect()
     }
 
     /// Returns every case of a watch.
@@ -125,6 +135,8 @@ pub struct Report {
     pub calls: usize,
     /// Number of requests that a lasting fault rejected.
     pub rejected: u64,
+    /// Numbers of creations and deletions that took effect.
+    performed: BTreeMap<String, usize>,
 }
 
 enum Checkpoints<'a> {
@@ -147,6 +159,7 @@ pub struct Scene<'a> {
     strikes: Vec<Strike>,
     steps: Steps,
     checkpoints: Checkpoints<'a>,
+    readiness: Readiness,
     /// Number of kills since the start of the run that are none of a case.
     further_kills: &'a (dyn Fn() -> usize + Sync),
 }
@@ -174,9 +187,9 @@ impl Scene<'_> {
     }
 
     /// Waits until the faults that have struck are over.
-    async fn faults_are_over(&self) {
+    async fn wait_until_faults_are_over(&self) {
         for strike in &self.strikes {
-            strike.is_over().await;
+            strike.wait_until_over().await;
         }
     }
 
@@ -199,6 +212,7 @@ impl Scene<'_> {
     }
 
     async fn begin_step(&self) {
+        self.readiness.begin_step(self.kind, &self.bed).await;
         let step = self.steps.begin_next();
         for strike in &self.strikes {
             strike.begin_step(step, self).await;
@@ -277,7 +291,7 @@ impl Scene<'_> {
         })
         .await;
         if let Err(error) = reached {
-            panic!("{error:#}; it differs:\n{}", last.join("\n"));
+            panic!("{error:#}; the state differs:\n{}", last.join("\n"));
         }
     }
 
@@ -352,14 +366,11 @@ impl Scene<'_> {
                 reference.writes
             );
         }
-        let is_stale = |case: &Case| case.place.kind() == PlaceKind::Watch;
-        if let Some(reference) = reference
-            && self.cases.iter().any(is_stale)
-        {
+        if let Some(reference) = reference {
             let performed = self.performed();
             let more = performed.iter().filter(|(write, count)| {
                 let without = reference.performed.get(*write).copied().unwrap_or_default();
-                **count > without + self.performed_for_old_targets(write)
+                **count > without + self.performed_because_of_faults(write)
             });
             let more: Vec<_> = more.collect();
             assert!(
@@ -370,9 +381,10 @@ impl Scene<'_> {
         }
     }
 
-    /// Returns how many of these writes an old list causes: a set creates a field for a target that only such a list
-    /// shows, and deletes it later.
-    fn performed_for_old_targets(&self, write: &str) -> usize {
+    /// Returns how many of these writes the faults may add. A deletion whose answer the operator does not get is
+    /// repeated, while the object still exists. A set creates a field for a target that only an old list shows, and
+    /// deletes it later.
+    fn performed_because_of_faults(&self, write: &str) -> usize {
         let is_old = self.cases.iter().any(|case| {
             matches!(
                 case.fault,
@@ -380,7 +392,9 @@ impl Scene<'_> {
             )
         });
         let is_set = self.kind == Kind::TrackedFieldSet && write.ends_with(" trackedfields");
-        usize::from(is_old && is_set)
+        let is_stale = |case: &Case| case.place.kind() == PlaceKind::Watch;
+        let is_repeated = write.starts_with("Delete") && !self.cases.iter().any(is_stale);
+        usize::from(is_old && is_set) + if is_repeated { self.struck() } else { 0 }
     }
 
     /// Returns the number of requests that lasting faults rejected.
@@ -392,18 +406,29 @@ impl Scene<'_> {
         self.proxies.iter().map(|it| it.count(&writes())).sum()
     }
 
-    /// Returns the numbers of creations and deletions that took effect, by verb and resource.
+    /// Returns the numbers of creations and deletions that took effect, by verb and resource, or by action of AWS.
     fn performed(&self) -> BTreeMap<String, usize> {
         let mut performed = BTreeMap::new();
+        let mut count = |write| *performed.entry(write).or_default() += 1;
         for seen in self.requests() {
             let request = &seen.request;
-            let counts = matches!(request.verb, Verb::Create | Verb::Delete)
-                && is_write(request)
+            let counts = is_write(request)
                 && request.resource != "events"
                 && !request.query.contains("dryRun");
-            if counts && seen.answer().is_some_and(|status| status.is_success()) {
-                let write = format!("{:?} {}", request.verb, request.resource);
-                *performed.entry(write).or_default() += 1;
+            match seen.answer() {
+                _ if !counts => {}
+                // An apply may create, too.
+                Some(StatusCode::CREATED) => count(format!("Create {}", request.resource)),
+                Some(status) if status.is_success() && request.verb == Verb::Delete => {
+                    count(format!("Delete {}", request.resource));
+                }
+                _ => {}
+            }
+        }
+        let calls = self.aws.iter().flat_map(Aws::calls);
+        for call in calls.filter(|call| call.done && call.code().is_none()) {
+            if call.action.starts_with("Create") || call.action.starts_with("Delete") {
+                count(call.action.clone());
             }
         }
         performed
@@ -447,9 +472,13 @@ fn shown(request: &ApiRequest) -> String {
 }
 
 /// Runs a workload without faults.
-pub async fn observe(kind: Kind, setting: &Setting<'_>) -> Result<Reference, String> {
+pub async fn observe(kind: Kind, options: &RunOptions<'_>) -> Result<Reference, String> {
     let states = Checkpoints::Record(Mutex::default());
-    let (scene, report) = play(kind, Vec::new(), states, setting).await?;
+    let (scene, report) = play(kind, Vec::new(), states, options).await?;
+    if kind.reports_readiness().is_some() && scene.readiness.checked() < 3 {
+        let checked = scene.readiness.checked();
+        return Err(format!("{checked} statuses say Ready for a new spec"));
+    }
     let mut by_resource = BTreeMap::new();
     let proxy = &scene.proxies[0];
     for ((verb, resource), count) in proxy.counts() {
@@ -459,7 +488,7 @@ pub async fn observe(kind: Kind, setting: &Setting<'_>) -> Result<Reference, Str
     }
     Ok(Reference {
         by_resource,
-        performed: scene.performed(),
+        performed: report.performed,
         events: scene.steps.events(),
         opened: scene.steps.opened(),
         old_lists: with_old_lists(&scene.bed, proxy),
@@ -476,10 +505,10 @@ pub async fn run(
     kind: Kind,
     cases: Vec<Case>,
     reference: &Reference,
-    setting: &Setting<'_>,
+    options: &RunOptions<'_>,
 ) -> Result<Report, String> {
     let compare = Checkpoints::Compare(reference);
-    let (scene, report) = play(kind, cases, compare, setting).await?;
+    let (scene, report) = play(kind, cases, compare, options).await?;
     drop(scene);
     Ok(report)
 }
@@ -497,13 +526,15 @@ pub async fn run_beside(
     let scene = Scene {
         kind,
         cases: Vec::new(),
-        bed: Bed::shared(&format!("soak-{}", kind.short())).await,
+        bed: Bed::shared(&format!("soak-{}", kind.lowercase())).await,
         receiver: receiver.clone(),
         aws: kind.calls_aws().then(|| aws.clone()),
         proxies: proxies.to_vec(),
         strikes: Vec::new(),
         steps: Steps::default(),
         checkpoints: Checkpoints::Compare(reference),
+        // A random fault may damage a child at any time.
+        readiness: Readiness::default(),
         further_kills: kills,
     };
     let played = async {
@@ -533,10 +564,10 @@ async fn play<'a>(
     kind: Kind,
     cases: Vec<Case>,
     checkpoints: Checkpoints<'a>,
-    setting: &Setting<'_>,
+    options: &RunOptions<'_>,
 ) -> Result<(Scene<'a>, Report), String> {
-    let mut permit = Some(setting.active.acquire().await.unwrap());
-    let bed = Bed::shared(&format!("torture-{}", kind.short())).await;
+    let mut permit = Some(options.active.acquire().await.unwrap());
+    let bed = Bed::shared(&format!("torture-{}", kind.lowercase())).await;
     let fails_over = cases
         .iter()
         .any(|case| matches!(case.fault, Fault::StaleStandby(_)));
@@ -552,7 +583,12 @@ async fn play<'a>(
     } else {
         None
     };
-    let counted = setting.counted;
+    let readiness = Readiness::default();
+    // Before the faults, which may cut the connection.
+    for proxy in &proxies {
+        readiness.check(kind, &bed, proxy, aws.as_ref());
+    }
+    let counted = options.counted;
     let prepare = |case| Strike::prepare(case, counted, &bed, &proxies, aws.as_ref());
     let strikes = cases.iter().map(prepare).collect();
     let scene = Scene {
@@ -565,6 +601,7 @@ async fn play<'a>(
         strikes,
         steps: Steps::default(),
         checkpoints,
+        readiness,
         further_kills: &|| 0,
     };
     if let Checkpoints::Record(_) = &scene.checkpoints {
@@ -575,7 +612,7 @@ async fn play<'a>(
         .into_iter()
         .chain([LOG])
         .fold(kind.settings(&scene), Settings::flag);
-    settings.program.clone_from(&setting.program);
+    settings.program.clone_from(&options.program);
     if fails_over {
         settings = settings.flag("--leader-elect");
     }
@@ -591,7 +628,7 @@ async fn play<'a>(
     let played = {
         let both = async {
             tokio::select! {
-                () = whole(&scene, setting, &mut permit) => {}
+                () = whole(&scene, options, &mut permit) => {}
                 () = scene.strike(&mut replicas) => unreachable!("does not return"),
             }
         };
@@ -601,7 +638,7 @@ async fn play<'a>(
     let (living, killed) = replicas.split_last_mut().unwrap();
     let played = played.and_then(|()| is_sound(living));
     let played = played.and_then(|()| killed.iter().try_for_each(has_no_panic));
-    if let (Err(_), Some(file)) = (&played, &setting.failure_log) {
+    if let (Err(_), Some(file)) = (&played, &options.failure_log) {
         let logs: String = replicas.iter().map(Operator::logs).collect();
         let _ = std::fs::write(file, logs);
     }
@@ -614,6 +651,7 @@ async fn play<'a>(
         writes: scene.writes(),
         calls: scene.aws.iter().map(|aws| aws.calls().len()).sum(),
         rejected: scene.rejected(),
+        performed: scene.performed(),
     };
     kind.clean(&scene).await;
     if let (Some(aws), Ok(())) = (&scene.aws, &played) {
@@ -626,14 +664,14 @@ async fn play<'a>(
 /// at their end.
 async fn whole<'p>(
     scene: &Scene<'_>,
-    setting: &'p Setting<'_>,
+    options: &'p RunOptions<'_>,
     permit: &mut Option<SemaphorePermit<'p>>,
 ) {
     let rest = async |permit: &mut Option<SemaphorePermit<'p>>| {
-        scene.faults_are_over().await;
+        scene.wait_until_faults_are_over().await;
         permit.take();
-        scene.rests_for(setting.rest).await;
-        *permit = Some(setting.active.acquire().await.unwrap());
+        scene.rests_for(options.rest).await;
+        *permit = Some(options.active.acquire().await.unwrap());
         scene.still_equals_checkpoint().await;
     };
     scene.begin_step().await;
@@ -653,6 +691,7 @@ async fn whole<'p>(
         Checkpoints::Record(_) => None,
     };
     scene.assert_writes(reference);
+    scene.readiness.assert_true();
     scene.kind.assert_outside(scene);
 }
 
@@ -722,10 +761,4 @@ pub fn keep_panics() {
         }
         LAST_PANIC.with_borrow_mut(|last| *last = text);
     }));
-}
-
-/// Returns a marker that differs from all earlier ones.
-pub fn requested_now() -> Value {
-    let now = uuid::Uuid::new_v4().to_string();
-    json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } })
 }

@@ -3,17 +3,14 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use testbed::proxy::{self, Ending, Match, Order, Proxy, Times};
+use testbed::proxy::{self, BOOKMARK, Ending, LIST_END, Match, Order, Proxy, Times};
 use tokio::sync::watch;
 
 use super::case::{Fault, Staleness};
 use super::scene::Scene;
-use super::steps::{self, BOOKMARK};
+use super::steps;
 use super::strike::hit;
 use crate::support::{Bed, Operator, SOON};
-
-/// Annotation of the bookmark that ends a streamed list.
-const LIST_END: &str = "k8s.io/initial-events-end";
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
@@ -100,7 +97,7 @@ impl StaleWatch {
         self.phase.send_replace(Phase::During);
     }
 
-    /// Returns whether this step has the fault.
+    /// Ends the step, if it is the one with the fault; returns whether it is.
     pub fn end_step(&self, step: usize) -> bool {
         if step == self.step {
             self.phase.send_replace(Phase::After);
@@ -108,21 +105,21 @@ impl StaleWatch {
         step == self.step
     }
 
-    async fn is(&self, phase: Phase) {
+    async fn wait_for(&self, phase: Phase) {
         let mut phases = self.phase.subscribe();
         phases.wait_for(|it| *it >= phase).await.unwrap();
     }
 
-    /// Strikes. Returns once nothing is stale any more, and a new leader leads.
+    /// Makes the watch stale. Returns once nothing is stale any more, and a new leader leads.
     pub async fn act(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
-        self.is(Phase::During).await;
+        self.wait_for(Phase::During).await;
         let Some(order) = self.order.get() else {
             return self.serve_old_list(scene, replicas).await;
         };
         tokio::select! {
             biased;
             () = hit(order) => self.has_struck.store(true, Ordering::Relaxed),
-            () = self.is(Phase::After) => return order.take_back(),
+            () = self.wait_for(Phase::After) => return order.cancel(),
         }
         let forbidden =
             (self.view == Staleness::Forbidden).then(|| self.proxy.forbid(&self.watch_and_lists));
@@ -135,7 +132,7 @@ impl StaleWatch {
         }
         match self.view {
             Staleness::Hidden(_) if !self.fails_over => {
-                order.take_back();
+                order.cancel();
                 self.expire();
             }
             // The proxy drops the events that it has held back.
@@ -143,16 +140,16 @@ impl StaleWatch {
             _ => {}
         }
         if let Some(forbidden) = forbidden {
-            forbidden.take_back();
+            forbidden.cancel();
         }
-        order.take_back();
+        order.cancel();
         if !lasts && self.fails_over {
             self.fail_over(replicas).await;
         }
     }
 
     async fn fail_over(&self, replicas: &mut [Operator]) {
-        self.is(Phase::After).await;
+        self.wait_for(Phase::After).await;
         replicas[0].kill();
         replicas[1].leads().await;
     }
@@ -187,7 +184,7 @@ impl StaleWatch {
 
     /// Serves the list from before the step, and what came since once the operator rests.
     async fn serve_old_list(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
-        self.is(Phase::After).await;
+        self.wait_for(Phase::After).await;
         let Some(list) = self.old_list.get() else {
             return;
         };
@@ -204,7 +201,7 @@ impl StaleWatch {
             self.fail_over(replicas).await;
         }
         scene.calms_down().await;
-        old.take_back();
-        later.take_back();
+        old.cancel();
+        later.cancel();
     }
 }

@@ -4,12 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use testbed::proxy::{ApiRequest, Fault, Match, Point, Proxy, Then, Times, Verb};
+use testbed::proxy::{ApiRequest, BOOKMARK, Fault, Match, Point, Proxy, Then, Times, Verb};
 
 use crate::support::Bed;
-
-/// Kind of an event without news.
-pub const BOOKMARK: &str = "BOOKMARK";
 
 /// Numbers of events by watch and step.
 pub type Events = BTreeMap<(String, usize), u64>;

@@ -93,12 +93,12 @@ impl Strike {
             Means::Lasting { first, others } => {
                 hit(first).await;
                 tokio::time::sleep(LASTING).await;
-                take_back(others);
+                cancel(others);
             }
             Means::LastingCalls(order) => {
                 hit(order).await;
                 tokio::time::sleep(LASTING).await;
-                order.take_back();
+                order.cancel();
             }
             Means::Stale(stale) => stale.act(scene, replicas).await,
         }
@@ -113,7 +113,7 @@ impl Strike {
     }
 
     /// Ends a step of the workload, whose state is reached: waits until the fault of this step is over. Returns whether
-    /// there was one.
+    /// a fault struck in this step.
     pub async fn end_step(&self, step: usize) -> bool {
         let Means::Stale(stale) = &self.means else {
             return false;
@@ -125,7 +125,7 @@ impl Strike {
         stale.has_struck()
     }
 
-    /// Returns whether the case's place has come.
+    /// Returns whether the fault has struck.
     pub fn has_struck(&self) -> bool {
         match &self.means {
             Means::Stale(stale) => stale.has_struck(),
@@ -138,7 +138,7 @@ impl Strike {
     }
 
     /// Waits until a fault that has struck is over.
-    pub async fn is_over(&self) {
+    pub async fn wait_until_over(&self) {
         if self.has_struck() {
             let mut over = self.over.subscribe();
             over.wait_for(|over| *over).await.unwrap();
@@ -163,9 +163,9 @@ pub async fn hit(order: &Order) {
     while order.wait_for_hits(1, SOON).await.is_err() {}
 }
 
-fn take_back(order: &Mutex<Option<Order>>) {
+fn cancel(order: &Mutex<Option<Order>>) {
     if let Some(order) = &*order.lock().unwrap_or_else(PoisonError::into_inner) {
-        order.take_back();
+        order.cancel();
     }
 }
 
@@ -192,7 +192,11 @@ fn of_write(fault: Fault, number: u64, counted: fn(&ApiRequest) -> bool, proxy: 
             let first = proxy.inject(writes(), nth, answer.of_apiserver());
             Means::Lasting { first, others }
         }
-        _ => Means::Once(proxy.inject(writes(), nth, proxy::Fault::LoseAnswer(proxy::Lost::Cut))),
+        Fault::LostAnswer => {
+            let lost = proxy::Fault::LoseAnswer(proxy::Lost::Cut);
+            Means::Once(proxy.inject(writes(), nth, lost))
+        }
+        _ => panic!("{fault} is no fault of a write"),
     }
 }
 
@@ -214,12 +218,13 @@ fn of_call(fault: Fault, number: u64, aws: &Aws) -> Means {
     let gate = |point| Means::KillCall(aws.gate(aws::On::all(), number, point));
     match fault {
         Fault::KillBefore => gate(aws::Point::Before),
-        Fault::KillApplied | Fault::KillAnswered => gate(aws::Point::After),
+        Fault::KillApplied => gate(aws::Point::After),
         Fault::Once(answer) => once(answer.of_aws()),
         Fault::Lasting(answer) => {
             let from = Times::From(number);
             Means::LastingCalls(aws.fault(aws::On::all(), from, answer.of_aws()))
         }
-        _ => once(aws::Fault::CutAfter),
+        Fault::LostAnswer => once(aws::Fault::CutAfter),
+        _ => panic!("{fault} is no fault of a call"),
     }
 }

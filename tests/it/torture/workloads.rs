@@ -5,15 +5,17 @@ use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::Namespace;
-use kube::Resource;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject, NamespaceResourceScope};
+use kube::{Client, Resource};
+use qm_api::{AppService, ConfigMapSync, MyApp, MyIngress};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use testbed::aws::Aws;
 use testbed::proxy::ApiRequest;
 use testbed::wait::until;
 
+use super::readiness;
 use super::scene::Scene;
 use crate::support::{Bed, SOON, Settings};
 
@@ -46,16 +48,9 @@ impl Kind {
         Self::MyIngress,
     ];
 
-    /// Returns a short name for namespaces.
-    pub fn short(self) -> &'static str {
-        match self {
-            Self::ContactPoint => "point",
-            Self::TrackedFieldSet => "set",
-            Self::ConfigMapSync => "sync",
-            Self::AppService => "service",
-            Self::MyApp => "app",
-            Self::MyIngress => "ingress",
-        }
+    /// Returns the name of the kind in lower case, for namespaces.
+    pub fn lowercase(self) -> String {
+        self.to_string().replace('_', "")
     }
 
     pub fn calls_aws(self) -> bool {
@@ -86,7 +81,7 @@ impl Kind {
     pub fn namespaces(self, bed: &Bed) -> Vec<String> {
         let mut namespaces = vec![bed.namespace.clone()];
         if self == Self::ConfigMapSync {
-            namespaces.extend(config_map_sync::destinations(bed));
+            namespaces.extend(config_map_sync::destinations(&bed.namespace));
         }
         namespaces
     }
@@ -121,7 +116,7 @@ impl Kind {
             Self::ConfigMapSync => config_map_sync::prepare(scene).await,
             Self::AppService => app_service::prepare(scene).await,
             Self::MyApp => my_app::prepare(scene).await,
-            Self::MyIngress => my_ingress::prepare(scene),
+            Self::MyIngress => my_ingress::prepare(scene).await,
             Self::ContactPoint | Self::TrackedFieldSet => {}
         }
     }
@@ -147,6 +142,32 @@ impl Kind {
             Self::AppService => app_service::end(scene).await,
             Self::MyApp => my_app::end(scene).await,
             Self::MyIngress => my_ingress::end(scene).await,
+        }
+    }
+
+    /// Returns the kind whose status says whether all children match the spec; `None` if there is none.
+    pub fn reports_readiness(self) -> Option<ApiResource> {
+        match self {
+            Self::ContactPoint | Self::TrackedFieldSet => None,
+            Self::ConfigMapSync => Some(resource::<ConfigMapSync>()),
+            Self::AppService => Some(resource::<AppService>()),
+            Self::MyApp => Some(resource::<MyApp>()),
+            Self::MyIngress => Some(resource::<MyIngress>()),
+        }
+    }
+
+    /// Returns what the children of a ready object with this spec must be, and what they are.
+    pub async fn expected_and_found(
+        self,
+        reader: &Reader,
+        spec: &Value,
+    ) -> anyhow::Result<(Value, Value)> {
+        match self {
+            Self::ContactPoint | Self::TrackedFieldSet => Ok((Value::Null, Value::Null)),
+            Self::ConfigMapSync => config_map_sync::expected_and_found(reader, spec).await,
+            Self::AppService => app_service::expected_and_found(reader, spec).await,
+            Self::MyApp => my_app::expected_and_found(reader, spec).await,
+            Self::MyIngress => my_ingress::expected_and_found(reader, spec).await,
         }
     }
 
@@ -212,7 +233,7 @@ impl FromStr for Kind {
         let found = Self::ALL.into_iter().find(|kind| kind.to_string() == name);
         found.ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(ToString::to_string).collect();
-            format!("unknown workload {name}: use one of {}", names.join(", "))
+            format!("unknown kind {name}: use one of {}", names.join(", "))
         })
     }
 }
@@ -243,18 +264,49 @@ fn resource<K: Resource<DynamicType = ()>>() -> ApiResource {
     ApiResource::erase::<K>(&())
 }
 
+/// What a workload reads to compare the children with the spec.
+pub struct Reader {
+    pub client: Client,
+    pub namespace: String,
+    pub aws: Option<Aws>,
+}
+
+impl Reader {
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+}
+
+/// Waits until the status says that the object is ready with its current spec.
+async fn becomes_ready<K>(scene: &Scene<'_>, name: &str)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    let kind = resource::<K>();
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(scene.bed.client.clone(), &scene.bed.namespace, &kind);
+    until(format!("{name} is ready"), SOON, async || {
+        Ok(readiness::ready(&api.get(name).await?))
+    })
+    .await
+    .unwrap();
+}
+
 /// Changes an object as a user who does not know the operator.
-async fn harm<K>(scene: &Scene<'_>, name: &str, patch: Value)
+async fn damage<K>(scene: &Scene<'_>, name: &str, patch: Value)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
         + fmt::Debug
         + DeserializeOwned,
 {
-    harm_in::<K>(scene, &scene.bed.namespace, name, patch).await;
+    damage_in::<K>(scene, &scene.bed.namespace, name, patch).await;
 }
 
-async fn harm_in<K>(scene: &Scene<'_>, namespace: &str, name: &str, patch: Value)
+async fn damage_in<K>(scene: &Scene<'_>, namespace: &str, name: &str, patch: Value)
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone

@@ -54,7 +54,7 @@ async fn nothing_leaves_while_a_running_watch_is_frozen() {
     }
     assert_eq!(now["web"].history().unwrap().len(), 1);
 
-    frozen.take_back();
+    frozen.cancel();
     bed.children_of("all", &["api"]).await;
     assert!(
         changes(&receiver)
@@ -101,7 +101,7 @@ async fn rejected_deletion_waits_and_delays_no_other_write() {
         .await;
     bed.set_reads("all", "Forbidden").await;
     assert!(fault.hits() <= 2, "{} deletions", fault.hits());
-    fault.take_back();
+    fault.cancel();
     bed.children_of("all", &["b", "c"]).await;
     bed.set_reads("all", "Ready").await;
 }
@@ -133,7 +133,7 @@ async fn deletion_of_a_changed_child_waits_for_the_watch() {
     assert!(between >= RECHECK_INTERVAL, "twice within {between:?}");
     bed.children_of("all", &["a", "b"]).await;
 
-    frozen.take_back();
+    frozen.cancel();
     bed.children_of("all", &["b"]).await;
     bed.set_reads("all", "Ready").await;
 }
@@ -190,7 +190,7 @@ async fn discovery_that_hangs_is_reported_and_retried() {
     bed.set("all", replicas(spec)).await;
     let message = bed.set_reads("all", "TargetUnreadable").await;
     assert!(message.contains("could not be read in time"), "{message}");
-    discovery.take_back();
+    discovery.cancel();
     bed.set_reads("all", "NothingMatches").await;
 }
 
@@ -340,7 +340,7 @@ async fn set_waits_while_its_children_cannot_be_listed() {
     bed.set("all", replicas(json!({}))).await;
     let message = bed.set_reads("all", "TrackedFieldsNotServed").await;
     assert!(message.contains("TrackedFields"), "{message}");
-    denied.take_back();
+    denied.cancel();
     bed.set_reads("all", "Ready").await;
     assert!(bed.children("all").await.is_empty());
 }
@@ -553,7 +553,7 @@ async fn restart_leaves_the_status_of_a_set() {
     slow.wait_for_hits(1, SOON).await.unwrap();
     // Transition times have seconds.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    slow.take_back();
+    slow.cancel();
     // The operator follows the set again.
     bed.deployment("c", 1).await;
     bed.children_of("all", &["a", "b", "c"]).await;

@@ -66,7 +66,7 @@ async fn order_applies_until_it_is_cancelled() {
             .unwrap()
             .contains("<LoadBalancerName>one<")
     );
-    order.take_back();
+    order.cancel();
     describe(&aws).await.unwrap().only();
     aws.fault(On::all(), Times::Nth(2), Fault::Throttled);
     describe(&aws).await.unwrap().only();

@@ -17,18 +17,21 @@ async fn frozen_watch_holds_events_until_thawed() {
         let frozen = proxy.freeze(Match::watch("pods"));
         upstream.send_event("MODIFIED", "two");
         upstream.send_event("MODIFIED", "three");
-        frozen.wait_for_hits(4, SOON).await.unwrap();
+        upstream.send_event(BOOKMARK, "");
+        upstream.send_event("MODIFIED", "four");
+        frozen.wait_for_hits(6, SOON).await.unwrap();
         // Other requests still work.
         assert_eq!(client.get(PODS).await.unwrap().status(), 200);
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.next()).await;
         assert!(quiet.is_err(), "{quiet:?}");
-        frozen.take_back();
-        for name in ["two", "three"] {
+        frozen.cancel();
+        for name in ["two", "three", "", "four"] {
             assert_eq!(
                 (watch.name().await, other.name().await),
                 (name.to_owned(), name.to_owned())
             );
         }
+        assert_eq!(frozen.hits(), 6, "a bookmark is no hit");
         assert_eq!(elsewhere.hits(), 0);
         drop((watch, other));
         let deadline = Instant::now() + SOON;
@@ -61,7 +64,7 @@ async fn hidden_events_are_dropped() {
             ("a".to_owned(), "c".to_owned())
         );
         assert_eq!(hiding.hits(), 2);
-        hiding.take_back();
+        hiding.cancel();
         upstream.send_event("ADDED", "b");
         assert_eq!(watch.name().await, "b");
     })

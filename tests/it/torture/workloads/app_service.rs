@@ -1,15 +1,20 @@
 //! An app with every child: Deployment, Service, Ingress and autoscaler.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::Ingress;
+use kube::Resource as _;
+use kube::api::ListParams;
 use kube::core::ApiResource;
 use qm_api::AppService;
 use serde_json::{Value, json};
 use testbed::proxy::ApiRequest;
 
-use super::{Scene, delete, harm, resource};
+use super::my_app::shown;
+use super::{Reader, Scene, becomes_ready, damage, delete, resource};
 
 pub fn resources() -> Vec<ApiResource> {
     vec![
@@ -66,25 +71,25 @@ pub async fn live(scene: &Scene<'_>) {
     let bed = &scene.bed;
     bed.create::<AppService>("web", json!({ "spec": first() }))
         .await;
-    is_ready(scene, "nginx:1.7.9", true).await;
+    becomes_ready::<AppService>(scene, "web").await;
     scene.checkpoint("created").await;
     bed.patch::<AppService>("web", json!({ "spec": second() }))
         .await;
-    is_ready(scene, "nginx:1.27", false).await;
+    becomes_ready::<AppService>(scene, "web").await;
     scene.checkpoint("changed").await;
     bed.patch::<AppService>("web", json!({ "spec": first() }))
         .await;
-    is_ready(scene, "nginx:1.7.9", false).await;
+    becomes_ready::<AppService>(scene, "web").await;
     scene.checkpoint("changed back").await;
 
     let container = json!([{ "name": "web", "image": "evil" }]);
     let template = json!({ "spec": { "template": { "spec": { "containers": container } } } });
-    harm::<Deployment>(scene, "web", template).await;
+    damage::<Deployment>(scene, "web", template).await;
     let port = json!({ "spec": { "ports": [{ "name": "http", "port": 80, "targetPort": 666 }] } });
-    harm::<Service>(scene, "web", port).await;
+    damage::<Service>(scene, "web", port).await;
     let rules = json!({ "spec": { "rules": [{ "host": "evil.example.com" }] } });
-    harm::<Ingress>(scene, "web", rules).await;
-    harm::<HorizontalPodAutoscaler>(scene, "web", json!({ "spec": { "maxReplicas": 9 } })).await;
+    damage::<Ingress>(scene, "web", rules).await;
+    damage::<HorizontalPodAutoscaler>(scene, "web", json!({ "spec": { "maxReplicas": 9 } })).await;
     scene.checkpoint("children corrected").await;
 
     bed.delete::<Deployment>("web").await;
@@ -98,29 +103,40 @@ pub async fn end(scene: &Scene<'_>) {
     delete::<AppService>(scene, "web").await;
 }
 
-/// Waits until the status says that the app is ready with the current spec. The Deployment must be so at that moment.
-async fn is_ready(scene: &Scene<'_>, image: &str, is_new: bool) {
-    let ready = |app: &AppService| {
-        let status = app.status.as_ref();
-        status.is_some_and(|status| {
-            status.observed_generation == app.metadata.generation
-                && status
-                    .condition("Ready")
-                    .is_some_and(|it| it.status == "True")
-        })
-    };
-    scene.bed.until("web", "is ready", ready).await;
-    let deployment = scene.bed.api::<Deployment>().get("web").await.unwrap();
-    let template = json!(deployment.spec.unwrap().template);
-    assert_eq!(
-        template["spec"]["containers"][0]["image"], image,
-        "the status says that the app is ready"
-    );
-    let status = deployment.status.unwrap();
-    // Once the autoscaler exists, the operator gives up `spec.replicas` of a new Deployment. The digest of what it applied
-    // is an annotation, whose change counts as a generation of a Deployment.
-    if !is_new {
-        assert_eq!(status.observed_generation, deployment.metadata.generation);
-    }
-    assert!(status.unavailable_replicas.unwrap_or_default() == 0);
+/// Returns what the children of a ready app must show, and what they show.
+pub async fn expected_and_found(reader: &Reader, spec: &Value) -> anyhow::Result<(Value, Value)> {
+    let pods = reader.api::<Pod>().list(&ListParams::default()).await?;
+    let pods = pods
+        .iter()
+        .filter(|pod| pod.meta().deletion_timestamp.is_none());
+    // Once each: the autoscaler may keep any number.
+    let pods: BTreeSet<_> = pods.map(|pod| shown(pod).to_string()).collect();
+    let pods = pods.into_iter().collect::<Vec<_>>();
+    let service = reader.api::<Service>().get_opt("web").await?;
+    let ingress = reader.api::<Ingress>().get_opt("web").await?;
+    let scaler = reader
+        .api::<HorizontalPodAutoscaler>()
+        .get_opt("web")
+        .await?;
+    let (service, ingress, scaler) = (json!(service), json!(ingress), json!(scaler));
+    let expected = json!({
+        "pods": [json!([spec["image"], true]).to_string()],
+        "ports": ports(&spec["ports"]),
+        "host": spec["ingress"]["host"],
+        "maxReplicas": spec["autoscaling"]["max"],
+    });
+    let found = json!({
+        "pods": pods,
+        "ports": ports(&service["spec"]["ports"]),
+        "host": ingress["spec"]["rules"][0]["host"],
+        "maxReplicas": scaler["spec"]["maxReplicas"],
+    });
+    Ok((expected, found))
+}
+
+fn ports(ports: &Value) -> Vec<Value> {
+    let ports = ports.as_array().into_iter().flatten();
+    ports
+        .map(|it| json!([it["name"], it["port"], it["targetPort"]]))
+        .collect()
 }

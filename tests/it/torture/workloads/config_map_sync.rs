@@ -4,12 +4,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::core::ApiResource;
 use qm_api::ConfigMapSync;
-use qm_core::conditions;
 use serde_json::{Value, json};
 use testbed::proxy::ApiRequest;
 
-use super::{Scene, delete, harm, harm_in, resource};
-use crate::support::Bed;
+use super::{Reader, Scene, becomes_ready, damage_in, delete, resource};
 
 pub fn resources() -> Vec<ApiResource> {
     vec![resource::<ConfigMapSync>(), resource::<ConfigMap>()]
@@ -28,19 +26,19 @@ pub fn owns(request: &ApiRequest) -> bool {
 }
 
 /// Returns the namespaces of the copies.
-pub fn destinations(bed: &Bed) -> [String; 2] {
-    ["one", "two"].map(|name| format!("{}-{name}", bed.namespace))
+pub fn destinations(namespace: &str) -> [String; 2] {
+    ["one", "two"].map(|name| format!("{namespace}-{name}"))
 }
 
 pub async fn prepare(scene: &Scene<'_>) {
     let namespaces: Api<Namespace> = Api::all(scene.bed.client.clone());
-    for name in destinations(&scene.bed) {
+    for name in destinations(&scene.bed.namespace) {
         let object = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
         namespaces
             .create(&PostParams::default(), &object)
             .await
             .unwrap();
-        // Is no copy.
+        // An object that is no copy.
         let other = json!({ "metadata": { "name": "other" }, "data": { "a": "0" } });
         maps(scene, &name)
             .create(
@@ -60,7 +58,7 @@ async fn source(scene: &Scene<'_>) {
 
 pub async fn live(scene: &Scene<'_>) {
     let bed = &scene.bed;
-    let [one, two] = destinations(bed);
+    let [one, two] = destinations(&bed.namespace);
     let spec = json!({
         "sourceNamespace": bed.namespace,
         "configMapName": "settings",
@@ -68,7 +66,7 @@ pub async fn live(scene: &Scene<'_>) {
     });
     bed.create::<ConfigMapSync>("sync", json!({ "spec": spec }))
         .await;
-    is_synced(scene, &one, "1").await;
+    becomes_ready::<ConfigMapSync>(scene, "sync").await;
     scene.checkpoint("created").await;
     edit_source(scene, "2").await;
     scene.checkpoint("source changed").await;
@@ -77,14 +75,14 @@ pub async fn live(scene: &Scene<'_>) {
     let destinations = |names: Value| json!({ "spec": { "destinationNamespaces": names } });
     bed.patch::<ConfigMapSync>("sync", destinations(json!([one])))
         .await;
-    is_synced(scene, &one, "1").await;
+    becomes_ready::<ConfigMapSync>(scene, "sync").await;
     scene.checkpoint("destination removed").await;
     bed.patch::<ConfigMapSync>("sync", destinations(json!([one, two])))
         .await;
-    is_synced(scene, &two, "1").await;
+    becomes_ready::<ConfigMapSync>(scene, "sync").await;
     scene.checkpoint("destination added").await;
 
-    harm_in::<ConfigMap>(
+    damage_in::<ConfigMap>(
         scene,
         &one,
         "settings",
@@ -116,23 +114,22 @@ fn maps(scene: &Scene<'_>, namespace: &str) -> Api<ConfigMap> {
 }
 
 async fn edit_source(scene: &Scene<'_>, value: &str) {
-    harm::<ConfigMap>(scene, "settings", json!({ "data": { "a": value } })).await;
+    let data = json!({ "data": { "a": value } });
+    scene.bed.patch::<ConfigMap>("settings", data).await;
 }
 
-/// Waits until the status says that the current spec is synced. The copy must be so at that moment.
-async fn is_synced(scene: &Scene<'_>, namespace: &str, value: &str) {
-    let synced = |sync: &ConfigMapSync| {
-        let status = sync.status.as_ref();
-        status.is_some_and(|status| {
-            status.observed_generation == sync.metadata.generation
-                && conditions::ready(&status.conditions).is_some_and(|it| it.is_true())
-        })
-    };
-    scene.bed.until("sync", "is synced", synced).await;
-    let copy = maps(scene, namespace).get("settings").await.unwrap();
-    assert_eq!(
-        copy.data.unwrap()["a"],
-        value,
-        "the status says that the copies are synced"
-    );
+/// Returns what the copies of a synced source must be, and what they are.
+pub async fn expected_and_found(reader: &Reader, spec: &Value) -> anyhow::Result<(Value, Value)> {
+    let source = reader.api::<ConfigMap>().get("settings").await?;
+    let wanted = spec["destinationNamespaces"].as_array();
+    let (mut expected, mut found) = (json!({}), json!({}));
+    for namespace in destinations(&reader.namespace) {
+        let is_wanted = wanted.is_some_and(|it| it.contains(&json!(namespace)));
+        let maps: Api<ConfigMap> = Api::namespaced(reader.client.clone(), &namespace);
+        let copy = maps.get_opt("settings").await?;
+        let data = |map: ConfigMap| json!([map.data, map.binary_data]);
+        expected[&namespace] = json!(is_wanted.then(|| data(source.clone())));
+        found[&namespace] = json!(copy.map(data));
+    }
+    Ok((expected, found))
 }

@@ -1,14 +1,14 @@
 //! An app with its Pod.
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 use kube::core::ApiResource;
+use kube::{Resource as _, ResourceExt as _};
 use qm_api::MyApp;
 use serde_json::{Value, json};
 use testbed::proxy::ApiRequest;
 use testbed::wait::until;
 
-use super::{Scene, delete, harm, resource};
+use super::{Reader, Scene, becomes_ready, damage, delete, resource};
 use crate::support::SOON;
 
 pub fn resources() -> Vec<ApiResource> {
@@ -33,24 +33,24 @@ pub async fn live(scene: &Scene<'_>) {
     let first = json!({ "image": "nginx:1", "banner": "one" });
     let second = json!({ "image": "nginx:2", "banner": "two" });
     bed.create::<MyApp>("web", json!({ "spec": first })).await;
-    is_ready(scene, "nginx:1").await;
+    becomes_ready::<MyApp>(scene, "web").await;
     scene.checkpoint("created").await;
     bed.patch::<MyApp>("web", json!({ "spec": second })).await;
-    is_ready(scene, "nginx:2").await;
+    becomes_ready::<MyApp>(scene, "web").await;
     scene.checkpoint("changed").await;
     bed.patch::<MyApp>("web", json!({ "spec": first })).await;
-    is_ready(scene, "nginx:1").await;
+    becomes_ready::<MyApp>(scene, "web").await;
     scene.checkpoint("changed back").await;
 
     let image = json!([{ "name": "web", "image": "evil" }]);
-    harm_pod(scene, json!({ "spec": { "containers": image } })).await;
+    damage_pod(scene, json!({ "spec": { "containers": image } })).await;
     scene.checkpoint("image corrected").await;
-    harm_pod(scene, json!({ "metadata": { "labels": { "app": null } } })).await;
+    damage_pod(scene, json!({ "metadata": { "labels": { "app": null } } })).await;
     scene.checkpoint("label corrected").await;
     let label = json!({ "quartermaster.dev/owner-uid": null });
-    harm_pod(scene, json!({ "metadata": { "labels": label } })).await;
+    damage_pod(scene, json!({ "metadata": { "labels": label } })).await;
     scene.checkpoint("ownership label corrected").await;
-    harm_pod(scene, json!({ "metadata": { "ownerReferences": null } })).await;
+    damage_pod(scene, json!({ "metadata": { "ownerReferences": null } })).await;
     scene.checkpoint("owner reference corrected").await;
     let deleted = bed.api::<Pod>().get("web-pod").await.unwrap().uid();
     bed.delete::<Pod>("web-pod").await;
@@ -73,9 +73,9 @@ pub async fn end(scene: &Scene<'_>) {
 }
 
 /// Changes the Pod with a strategic merge of its containers.
-async fn harm_pod(scene: &Scene<'_>, patch: Value) {
+async fn damage_pod(scene: &Scene<'_>, patch: Value) {
     if patch["spec"].is_null() {
-        harm::<Pod>(scene, "web-pod", patch).await;
+        damage::<Pod>(scene, "web-pod", patch).await;
         return;
     }
     let pods = scene.bed.api::<Pod>();
@@ -88,20 +88,18 @@ async fn harm_pod(scene: &Scene<'_>, patch: Value) {
         .unwrap();
 }
 
-/// Waits until the status says that the app is ready with the current spec. The Pod must be so at that moment.
-async fn is_ready(scene: &Scene<'_>, image: &str) {
-    let ready = |app: &MyApp| {
-        let status = app.status.as_ref();
-        status.is_some_and(|it| it.observed_generation == app.metadata.generation && it.ready)
-    };
-    scene.bed.until("web", "is ready", ready).await;
-    // kwok deletes by name, and at times another Pod than the Terminating one that it has seen.
-    let pod = scene.bed.api::<Pod>().get_opt("web-pod").await.unwrap();
-    if let Some(spec) = pod.and_then(|pod| pod.spec) {
-        assert_eq!(
-            spec.containers[0].image.as_deref(),
-            Some(image),
-            "the status says that the app is ready"
-        );
-    }
+/// Returns what the Pod of a ready app must show, and what it shows.
+pub async fn expected_and_found(reader: &Reader, spec: &Value) -> anyhow::Result<(Value, Value)> {
+    let pod = reader.api::<Pod>().get_opt("web-pod").await?;
+    let pod = pod.filter(|pod| pod.meta().deletion_timestamp.is_none());
+    Ok((json!([spec["image"], true]), json!(pod.as_ref().map(shown))))
+}
+
+/// Returns the image of a Pod, and whether it is ready.
+pub fn shown(pod: &Pod) -> Value {
+    let spec = json!(pod.spec);
+    let status = json!(pod.status);
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    let is_ready = conditions.any(|it| it["type"] == "Ready" && it["status"] == "True");
+    json!([spec["containers"][0]["image"], is_ready])
 }

@@ -1,17 +1,15 @@
-//! A load balancer without listeners.
+//! A load balancer without listeners, beside objects of somebody else.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kube::core::ApiResource;
 use qm_api::MyIngress;
-use qm_core::conditions;
 use serde_json::{Value, json};
 use testbed::aws::{Aws, Balancer, SUBNETS};
 use testbed::proxy::ApiRequest;
 
-use super::{Scene, delete, resource};
-use crate::torture::scene::requested_now;
+use super::{Reader, Scene, becomes_ready, delete, resource};
 
 pub fn resources() -> Vec<ApiResource> {
     vec![resource::<MyIngress>()]
@@ -25,8 +23,17 @@ fn aws<'a>(scene: &'a Scene<'_>) -> &'a Aws {
     scene.aws.as_ref().unwrap()
 }
 
-pub fn prepare(scene: &Scene<'_>) {
-    aws(scene).provisioning(Duration::from_millis(200));
+pub async fn prepare(scene: &Scene<'_>) {
+    let aws = aws(scene);
+    // Objects of somebody else, which stay for later cases.
+    if aws.balancer("other-alb").await.unwrap().is_none() {
+        aws.provisioning(Duration::ZERO);
+        aws.create("other-alb", &SUBNETS[..2], "internal", &[("team", "b")])
+            .await
+            .unwrap();
+        aws.create_target_group("other", 80).await.unwrap();
+    }
+    aws.provisioning(Duration::from_millis(200));
 }
 
 pub async fn live(scene: &Scene<'_>) {
@@ -52,26 +59,26 @@ pub async fn live(scene: &Scene<'_>) {
     created["tags"].as_object_mut().unwrap().remove("stage");
     bed.create::<MyIngress>("web", json!({ "spec": created }))
         .await;
-    is_ready(scene, 2).await;
+    becomes_ready::<MyIngress>(scene, "web").await;
     scene.checkpoint("created").await;
     bed.patch::<MyIngress>("web", json!({ "spec": second }))
         .await;
-    is_ready(scene, 3).await;
+    becomes_ready::<MyIngress>(scene, "web").await;
     scene.checkpoint("changed").await;
     bed.patch::<MyIngress>("web", json!({ "spec": first }))
         .await;
-    is_ready(scene, 2).await;
+    becomes_ready::<MyIngress>(scene, "web").await;
     scene.checkpoint("changed back").await;
 
     let arn = balancer(scene).await.arn;
     aws.set_subnets(&arn, &SUBNETS[1..3]).await.unwrap();
-    reconcile(scene).await;
+    bed.request_reconcile::<MyIngress>("web").await;
     scene.checkpoint("subnets corrected").await;
     aws.tag(&arn, "team", "evil").await.unwrap();
-    reconcile(scene).await;
+    bed.request_reconcile::<MyIngress>("web").await;
     scene.checkpoint("tag corrected").await;
     aws.delete(&arn).await.unwrap();
-    reconcile(scene).await;
+    bed.request_reconcile::<MyIngress>("web").await;
     scene.checkpoint("recreated").await;
 }
 
@@ -82,19 +89,13 @@ pub async fn end(scene: &Scene<'_>) {
 /// Returns what exists in AWS.
 pub async fn outside(scene: &Scene<'_>) -> anyhow::Result<Value> {
     let shown = |balancer: Balancer| {
-        // The others have UIDs and the namespace.
-        let tags: BTreeMap<_, _> = balancer
-            .tags
-            .into_iter()
-            .filter(|(key, _)| !key.contains("quartermaster.dev/"))
-            .collect();
         json!({
             "name": balancer.name,
             "subnets": balancer.subnets,
             "securityGroups": balancer.security_groups.len(),
             "ipAddressType": balancer.ip_address_type,
             "state": balancer.state,
-            "tags": tags,
+            "tags": tags(balancer.tags),
         })
     };
     let aws = aws(scene);
@@ -107,25 +108,33 @@ async fn balancer(scene: &Scene<'_>) -> Balancer {
     aws(scene).balancer("web-alb").await.unwrap().unwrap()
 }
 
-/// Lets the operator read AWS again.
-async fn reconcile(scene: &Scene<'_>) {
-    scene.bed.patch::<MyIngress>("web", requested_now()).await;
+/// Returns what the load balancer of a ready object must be, and what it is.
+pub async fn expected_and_found(reader: &Reader, spec: &Value) -> anyhow::Result<(Value, Value)> {
+    let aws = reader.aws.as_ref().unwrap();
+    let balancer = aws.balancer("web-alb").await?;
+    let address_type = &spec["ipAddressType"];
+    let mut expected = json!({
+        "state": "active",
+        "subnets": spec["subnets"],
+        "ipAddressType": address_type,
+        "tags": spec["tags"],
+    });
+    expected["tags"]["ManagedBy"] = "quartermaster".into();
+    let found = balancer.map(|it| {
+        // The operator leaves what the spec does not set.
+        let found_type = (!address_type.is_null()).then_some(it.ip_address_type);
+        json!({
+            "state": it.state,
+            "subnets": it.subnets,
+            "ipAddressType": found_type,
+            "tags": tags(it.tags),
+        })
+    });
+    Ok((expected, json!(found)))
 }
 
-/// Waits until the status says that the load balancer is ready with the current spec. It must be so at that moment.
-async fn is_ready(scene: &Scene<'_>, subnets: usize) {
-    let ready = |ingress: &MyIngress| {
-        let status = ingress.status.as_ref();
-        status.is_some_and(|status| {
-            status.observed_generation == ingress.metadata.generation
-                && conditions::ready(&status.conditions).is_some_and(|it| it.is_true())
-        })
-    };
-    scene.bed.until("web", "is ready", ready).await;
-    let balancer = balancer(scene).await;
-    assert_eq!(
-        (balancer.subnets.len(), balancer.state.as_str()),
-        (subnets, "active"),
-        "the status says that the load balancer is ready"
-    );
+/// Returns the tags without those with UIDs and the namespace.
+fn tags(mut tags: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    tags.retain(|key, _| !key.contains("quartermaster.dev/"));
+    tags
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use testbed::proxy::ApiRequest;
 
 use super::contact_point::ports;
-use super::{Scene, delete, harm, resource};
+use super::{Scene, damage, delete, resource};
 
 pub fn resources() -> Vec<ApiResource> {
     vec![
@@ -65,7 +65,7 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("target deleted").await;
 
     let child = child(scene, "b").await;
-    harm::<TrackedField>(scene, &child, json!({ "spec": { "historyLimit": 3 } })).await;
+    damage::<TrackedField>(scene, &child, json!({ "spec": { "historyLimit": 3 } })).await;
     scene.checkpoint("child corrected").await;
     bed.delete::<TrackedField>(&child).await;
     scene.checkpoint("child recreated").await;
