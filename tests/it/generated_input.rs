@@ -1,12 +1,13 @@
-//! Values derived from each CRD's own schema, inside and beyond every bound: what is accepted reaches an end state, what
-//! is rejected says what to write, and the object and its children recover once the value is changed back.
+//! Values derived from each CRD's own schema, inside and beyond every bound: what is accepted reaches an end state, and
+//! for an app that of a new object; what is rejected says what to write; and the object and its children recover once
+//! the value is changed back.
 
 use std::time::Duration;
 
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject};
 use qm_api::{
     AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField, TrackedFieldSet,
@@ -30,8 +31,12 @@ mod values;
 /// Number of objects that go through the changes side by side.
 const LANES: usize = 6;
 
-/// Maximum number of writes for each accepted change, including the change back: children, statuses and Events.
-const WRITES: usize = 16;
+/// Maximum number of writes for each accepted change, including the change back and a new object: children, statuses
+/// and Events.
+const WRITES: usize = 24;
+
+/// Maximum number of Pods that an app waits for. More would take hours.
+const MOST_PODS: u64 = 100;
 
 /// Time in which nothing may be written at the end: three times the longest backoff, so that a write that is retried for
 /// ever shows.
@@ -50,6 +55,9 @@ struct Subject {
     /// Controller whose reconciles show that a spec is observed, for a kind whose status has no generation. The objects
     /// of such a kind change one after the other.
     counts_reconciles: Option<&'static str>,
+    /// Whether a changed object must equal a new object with the same spec: its children have no names of other objects
+    /// and no history.
+    equals_new_object: bool,
     /// Returns the spec of the object of this name.
     spec: fn(&Bed, &str, &str) -> Value,
     state: fn(&DynamicObject) -> State,
@@ -65,22 +73,43 @@ impl Subject {
             workload,
             at_least,
             counts_reconciles: None,
+            equals_new_object: false,
             spec,
             state: state::<K>,
         }
     }
 
     /// Returns all objects and their children, without what shows how often they changed.
-    async fn objects(&self, bed: &Bed) -> Value {
+    async fn objects(&self, bed: &Bed) -> anyhow::Result<Value> {
         let namespaces = std::slice::from_ref(&bed.namespace);
-        let mut objects = snapshot::take(bed, namespaces, &self.workload.resources())
-            .await
-            .unwrap();
+        let mut objects = snapshot::take(bed, namespaces, &self.workload.resources()).await?;
         for object in objects.as_object_mut().unwrap().values_mut() {
             let object = object.as_object_mut().unwrap();
             object.retain(|name, _| name != "status" && name != "generation");
         }
+        Ok(objects)
+    }
+
+    /// Returns the object of this name and its children, named as those of `lane`.
+    async fn objects_of(&self, bed: &Bed, name: &str, lane: &str) -> anyhow::Result<Value> {
+        let mut objects = self.objects(bed).await?;
         objects
+            .as_object_mut()
+            .unwrap()
+            .retain(|key, _| key.contains(name));
+        Ok(serde_json::from_str(
+            &objects.to_string().replace(name, lane),
+        )?)
+    }
+
+    async fn create(
+        &self,
+        api: &Api<DynamicObject>,
+        name: &str,
+        spec: &Value,
+    ) -> kube::Result<DynamicObject> {
+        let object = DynamicObject::new(name, &self.kind).data(json!({ "spec": spec }));
+        api.create(&PostParams::default(), &object).await
     }
 
     fn lanes(&self) -> usize {
@@ -111,8 +140,14 @@ fn state<K: HasReadyCondition + DeserializeOwned>(object: &DynamicObject) -> Sta
     (readiness, reason.to_owned(), message.to_owned())
 }
 
+/// Returns the name of the object of a lane: as long as that of a new object, because messages are cut.
+fn lane(number: usize) -> String {
+    format!("lane-{number:07}")
+}
+
 /// Object that goes through changes, one after the other.
 struct Lane<'a> {
+    bed: &'a Bed,
     subject: &'a Subject,
     operator: &'a Operator,
     api: Api<DynamicObject>,
@@ -131,11 +166,9 @@ impl<'a> Lane<'a> {
         number: usize,
     ) -> Lane<'a> {
         let api = Api::namespaced_with(bed.client.clone(), &bed.namespace, &subject.kind);
-        let name = format!("lane-{number}");
+        let name = lane(number);
         let base = (subject.spec)(bed, &name, receiver);
-        let spec = json!({ "spec": base });
-        let object = DynamicObject::new(&name, &subject.kind).data(spec);
-        api.create(&PostParams::default(), &object).await.unwrap();
+        subject.create(&api, &name, &base).await.unwrap();
         let ready = until(format!("{name} is ready"), SOON, async || {
             let state = (subject.state)(&api.get(&name).await?);
             anyhow::ensure!(state.0 == Readiness::True, "{state:?}");
@@ -143,6 +176,7 @@ impl<'a> Lane<'a> {
         });
         let ready = ready.await.unwrap();
         Lane {
+            bed,
             subject,
             operator,
             api,
@@ -162,6 +196,11 @@ impl<'a> Lane<'a> {
             Err(error) => return explains(&error).map(|()| false),
         };
         let observed = self.observes(&changed, before).await;
+        let equal = if self.subject.equals_new_object {
+            self.equals_new_object(&changed.data["spec"]).await
+        } else {
+            Ok(())
+        };
         let back = json!([{ "op": "replace", "path": "/spec", "value": self.base }]);
         let back = Patch::Json::<()>(serde_json::from_value(back).unwrap());
         let before = self.observed().await;
@@ -171,7 +210,45 @@ impl<'a> Lane<'a> {
         self.reaches("is as before", |state| *state == self.ready)
             .await?;
         observed?;
+        equal?;
         Ok(true)
+    }
+
+    /// Waits until the changed object has the state and the children of a new object with this spec. An object that is
+    /// not ready keeps earlier children.
+    async fn equals_new_object(&self, spec: &Value) -> Result<(), String> {
+        if spec["size"].as_u64().is_some_and(|size| size > MOST_PODS) {
+            return Ok(());
+        }
+        let (bed, subject, lane) = (self.bed, self.subject, &*self.name);
+        let new = format!("new-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
+        let created = subject.create(&self.api, &new, spec).await;
+        created.map_err(|error| format!("is rejected in a new object: {error}"))?;
+        let mut differs = Vec::new();
+        let equal = until("the state of a new object", SOON, async || {
+            let (changed, fresh) = (self.api.get(lane).await?, self.api.get(&new).await?);
+            let is_settled = |object: &DynamicObject| subject.workload.has_settled(&object.data);
+            if !is_settled(&changed) || !is_settled(&fresh) {
+                return Ok(None);
+            }
+            let (state, expected) = ((subject.state)(&changed), (subject.state)(&fresh));
+            let message = expected.2.replace(&new, lane);
+            differs = differences(&json!([expected.1, message]), &json!([state.1, state.2]));
+            if state.0 == Readiness::True {
+                differs.extend(differences(
+                    &subject.objects_of(bed, &new, lane).await?,
+                    &subject.objects_of(bed, lane, lane).await?,
+                ));
+            }
+            let is_reported = expected.0 != Readiness::Unknown;
+            Ok((is_reported && differs.is_empty()).then_some(()))
+        });
+        let equal = equal
+            .await
+            .map_err(|error| format!("{error:#}: {differs:#?}"));
+        let deleted = self.api.delete(&new, &DeleteParams::default()).await;
+        deleted.map_err(|error| format!("{new} cannot be deleted: {error}"))?;
+        equal
     }
 
     /// Waits until the operator has observed the spec of this object, which had the generation and the number of
@@ -241,13 +318,13 @@ fn explains(error: &kube::Error) -> Result<(), String> {
 async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &str) {
     let (proxy, file) = bed.through_proxy().await;
     let mut operator = Operator::start(bed, settings.kubeconfig(file)).await;
-    let base = (subject.spec)(bed, "lane-0", receiver);
+    let base = (subject.spec)(bed, &lane(0), receiver);
     let all = subject.changes(&base);
     let both = pairs(&all, all.len() / 3 + 1);
     let played = [all, both].concat();
     let start = |number| Lane::start(bed, &operator, &subject, receiver, number);
     let lanes = join_all((0..subject.lanes()).map(start)).await;
-    let objects = subject.objects(bed).await;
+    let objects = subject.objects(bed).await.unwrap();
     let before = proxy.count(&writes());
     let results = lanes.iter().enumerate().map(|(number, lane)| {
         let changes = played.iter().skip(number).step_by(lanes.len());
@@ -283,11 +360,14 @@ async fn survives(bed: &Bed, subject: Subject, settings: Settings, receiver: &st
         "{written} writes for {accepted} changes"
     );
     rests_for(REST, || last_write(&proxy)).await.unwrap();
-    assert_eq!(
-        differences(&objects, &subject.objects(bed).await),
-        [""; 0],
-        "the objects and their children are as before the changes"
-    );
+    let mut differs = Vec::new();
+    // The cluster may still delete children of new objects.
+    let restored = until("objects as before the changes", SOON, async || {
+        differs = differences(&objects, &subject.objects(bed).await?);
+        Ok(differs.is_empty().then_some(()))
+    });
+    let restored = restored.await;
+    assert!(restored.is_ok(), "{differs:#?}");
     is_sound(&mut operator).unwrap();
 }
 
@@ -322,7 +402,7 @@ async fn tracked_field_set_survives_generated_input() {
     let (bed, receiver) = (Bed::shared("input-set").await, Receiver::start().unwrap());
     bed.webhook("hook", &receiver.url()).await;
     for number in 0..LANES {
-        bed.deployment(&format!("lane-{number}"), 0).await;
+        bed.deployment(&lane(number), 0).await;
     }
     let subject = Subject::of::<TrackedFieldSet>(
         Kind::TrackedFieldSet,
@@ -353,11 +433,12 @@ async fn config_map_sync_survives_generated_input() {
 async fn my_app_survives_generated_input() {
     let bed = Bed::shared("input-app").await;
     bed.accepts_pods().await;
-    let subject = Subject::of::<MyApp>(
+    let mut subject = Subject::of::<MyApp>(
         Kind::MyApp,
         (20, 80),
         |_, _, _| json!({ "image": "nginx:1", "banner": "b" }),
     );
+    subject.equals_new_object = true;
     survives(&bed, subject, Settings::default(), "").await;
 }
 
@@ -365,11 +446,12 @@ async fn my_app_survives_generated_input() {
 async fn app_service_survives_generated_input() {
     let bed = Bed::shared("input-service").await;
     bed.accepts_pods().await;
-    let subject = Subject::of::<AppService>(
+    let mut subject = Subject::of::<AppService>(
         Kind::AppService,
         (200, 2000),
         |_, _, _| json!({ "image": "nginx:1", "size": 0, "ports": [{ "port": 80 }] }),
     );
+    subject.equals_new_object = true;
     survives(&bed, subject, Settings::default(), "").await;
 }
 

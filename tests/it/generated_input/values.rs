@@ -153,7 +153,13 @@ fn lists(schema: &JSONSchemaProps, base: &Value) -> Vec<Value> {
     let sample = base.get(0).cloned().unwrap_or_else(|| sample(item));
     values.extend([json!([sample]), json!([sample, sample])]);
     if let Some(most) = schema.max_items.and_then(|it| usize::try_from(it).ok()) {
-        values.push(json!(vec![sample.clone(); most + 1]));
+        let keys = schema.x_kubernetes_list_map_keys.as_deref();
+        let items = |count| -> Value {
+            (0..count)
+                .map(|number| numbered(&sample, keys.unwrap_or_default(), number))
+                .collect()
+        };
+        values.extend([items(most), items(most + 1)]);
     }
     values.extend(
         self::values(item, &sample)
@@ -168,6 +174,22 @@ fn lists(schema: &JSONSchemaProps, base: &Value) -> Vec<Value> {
     values
 }
 
+/// Returns an item of a list that differs from those of other numbers, as a set or a map of these keys requires.
+fn numbered(sample: &Value, keys: &[String], number: usize) -> Value {
+    match sample {
+        Value::String(text) => json!(format!("{text}{number}")),
+        Value::Number(first) => json!(first.as_u64().unwrap_or_default() + number as u64),
+        Value::Object(_) => {
+            let mut item = sample.clone();
+            for key in keys {
+                item[key] = numbered(&item[key], &[], number);
+            }
+            item
+        }
+        other => other.clone(),
+    }
+}
+
 fn maps(schema: &JSONSchemaProps, item: &JSONSchemaProps) -> Vec<Value> {
     let sample = sample(item);
     let mut values = vec![json!({}), json!("x"), json!([])];
@@ -179,8 +201,12 @@ fn maps(schema: &JSONSchemaProps, item: &JSONSchemaProps) -> Vec<Value> {
         .max_properties
         .and_then(|it| usize::try_from(it).ok())
     {
-        let many = (0..=most).map(|number| (format!("k{number}"), sample.clone()));
-        values.push(many.collect());
+        let entries = |count| -> Value {
+            (0..count)
+                .map(|number| (format!("k{number}"), sample.clone()))
+                .collect()
+        };
+        values.extend([entries(most), entries(most + 1)]);
     }
     values.extend(
         self::values(item, &sample)
