@@ -8,8 +8,14 @@
 # libFuzzer is compiled in, without a sanitizer, so a stable Rust suffices.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-command=$1
-shift
+command=${1:-}
+case $command in
+  run | merge | shrink) shift ;;
+  *)
+    echo "unknown command \"$command\": write run, merge or shrink" >&2
+    exit 1
+    ;;
+esac
 
 # Maximum length of an input in bytes, and maximum number of inputs of a target in fuzz/corpus.
 longest=4096
@@ -71,11 +77,8 @@ for name in $names; do
       ;;
     shrink)
       fuzzer "$name" -minimize_crash=1 -max_total_time=60 -exact_artifact_path="$2.small" "$2" || true
+      [ -e "$2.small" ] || { echo "$2 cannot be made smaller, or does not fail" >&2; exit 1; }
       echo "$2.small"
-      ;;
-    *)
-      echo "write run, merge or shrink" >&2
-      exit 1
       ;;
   esac
 done

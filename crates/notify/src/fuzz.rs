@@ -328,10 +328,13 @@ mod tests {
     fn target_accepts_the_corpus(#[case] name: &str, #[case] target: fn(&str)) {
         let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
         let files = std::fs::read_dir(format!("{corpus}/{name}")).unwrap();
+        let mut inputs = 0;
         for file in files {
             let file = file.unwrap().path();
             println!("{}", file.display());
             target(&std::fs::read_to_string(file).unwrap());
+            inputs += 1;
         }
+        assert!(inputs > 0, "{name} has no inputs");
     }
 }
