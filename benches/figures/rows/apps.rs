@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use futures::future::try_join_all;
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::Kubeconfig;
@@ -232,14 +233,16 @@ impl Scene {
         self.one_by_one(children, make).await
     }
 
-    /// Creates the children of `AppService`s without the operator. Returns the milliseconds from the first request of
+    /// Creates the children of `AppService`s without the operator, both at once. Returns the milliseconds from the first request of
     /// each until both children exist.
     pub async fn alone_without_operator(&self, children: usize) -> Result<Sample> {
         let make = async |number| {
             let at = Instant::now();
-            for (resource, name, content) in (APPS.children)(&format!("plain-{number}")) {
-                self.create(&resource, &name, content).await?;
-            }
+            let children = (APPS.children)(&format!("plain-{number}"));
+            let children = children
+                .iter()
+                .map(|(resource, name, content)| self.create(resource, name, content.clone()));
+            try_join_all(children).await?;
             Ok(at)
         };
         self.one_by_one(children, make).await

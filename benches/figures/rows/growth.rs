@@ -50,8 +50,8 @@ const WIDE: (usize, usize) = (100, 200);
 /// Maximum latencies at every size, in milliseconds.
 const P50: f64 = 50.0;
 const P99: f64 = 250.0;
-/// Maximum latency of an `AppService`, as a multiple of the floor's: the apiserver takes longer to create a Service the
-/// more Services there are.
+/// Maximum latency of an `AppService`, as a multiple of the floor, which creates both children at once: the apiserver
+/// takes longer to create a Service the more Services there are.
 const OF_FLOOR: f64 = 1.2;
 /// Maximum memory that a further object takes, in KiB.
 const MEMORY: f64 = 16.0;
