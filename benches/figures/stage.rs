@@ -265,7 +265,7 @@ pub async fn leading(bed: &Bed, settings: Settings) -> Result<Operator> {
 
 /// Waits until a replica leads. Reading its log costs the replica nothing.
 pub async fn leads(operator: &Operator) -> Result<()> {
-    until("it leads", PATIENCE, async || {
+    until("the operator leads", PATIENCE, async || {
         Ok(says_it_leads(operator).then_some(()))
     })
     .await

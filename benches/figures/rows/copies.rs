@@ -224,21 +224,21 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
     };
     let mut lines = vec![
         Line::new(
-            "source edited -> copy right, p50, 100 syncs",
+            "source edited -> copy matches, p50, 100 syncs",
             matched.p50(),
             "ms",
         )
         .below(50.0)
         .floor(floor.p50()),
         Line::new(
-            "source edited -> copy right, p99, 100 syncs",
+            "source edited -> copy matches, p99, 100 syncs",
             matched.p99(),
             "ms",
         )
         .below(250.0)
         .floor(floor.p99()),
-        most("copy edited -> right again", &edited),
-        most("copy deleted -> there again", &deleted),
+        most("copy edited -> matches again", &edited),
+        most("copy deleted -> recreated", &deleted),
     ];
     lines.extend(many(&scene).await?);
     Ok(lines)

@@ -246,13 +246,13 @@ async fn wide(program: PathBuf) -> Result<Vec<Line>> {
         .rest(syncs, &scene.bed, settings, &mut operator)
         .await?;
     let copied = (all - began).as_secs_f64();
-    growth.line("created -> every copy exists", copied, "s", f64::NAN);
+    growth.line("created -> every copy exists", copied, "s", None);
     let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
     let at = scene
         .edit(&scene.bed.namespace, &names[0], "second")
         .await?;
     let edited = (last(&names[0], "second").await? - at).as_secs_f64();
-    growth.line("edit -> its 200 copies match", edited, "s", f64::NAN);
+    growth.line("edit -> its 200 copies match", edited, "s", None);
     growth.costs(before, &scene.bed, &operator, 1).await?;
     Ok(growth.lines)
 }
@@ -314,7 +314,7 @@ pub async fn ingresses(program: PathBuf) -> Result<Vec<Line>> {
         are_ready(&bed, count, PROVISIONED * u32::try_from(count)?).await?;
         let created = began.elapsed().as_secs_f64();
         growth.rest(count, &bed, settings, &mut operator).await?;
-        growth.line("created -> every one is ready", created, "s", f64::NAN);
+        growth.line("created -> every one is ready", created, "s", None);
 
         let before = Costs::of(&bed, &operator, growth.controller).await?;
         let calls = aws.calls().len();
@@ -333,9 +333,9 @@ pub async fn ingresses(program: PathBuf) -> Result<Vec<Line>> {
         }
         let latencies: Sample = latencies.into_iter().collect();
         let calls = number(aws.calls().len() - calls) / number(EDITS);
-        growth.line("edit -> AWS, p50", latencies.p50(), "ms", f64::NAN);
-        growth.line("edit -> AWS, p99", latencies.p99(), "ms", f64::NAN);
-        growth.line("AWS requests a change", calls, "", f64::NAN);
+        growth.line("edit -> AWS, p50", latencies.p50(), "ms", None);
+        growth.line("edit -> AWS, p99", latencies.p99(), "ms", None);
+        growth.line("AWS requests a change", calls, "", None);
         growth.costs(before, &bed, &operator, EDITS).await?;
     }
     Ok(growth.lines)
@@ -400,19 +400,30 @@ impl Growth {
         }
     }
 
-    fn line(&mut self, what: &str, measured: f64, unit: &str, floor: f64) {
+    fn line(&mut self, what: &str, measured: f64, unit: &str, floor: impl Into<Option<f64>>) {
         let line = self.named(what, measured, unit, floor);
         self.lines.push(line);
     }
 
-    fn promise(&mut self, what: &str, measured: f64, unit: &str, floor: f64, most: f64) {
+    fn promise(
+        &mut self,
+        what: &str,
+        measured: f64,
+        unit: &str,
+        floor: impl Into<Option<f64>>,
+        most: f64,
+    ) {
         let line = self.named(what, measured, unit, floor);
         self.lines.push(line.at_most(most));
     }
 
-    fn named(&self, what: &str, measured: f64, unit: &str, floor: f64) -> Line {
+    fn named(&self, what: &str, measured: f64, unit: &str, floor: impl Into<Option<f64>>) -> Line {
         let what = format!("{} {}: {what}", self.count, self.kind);
-        Line::new(&what, measured, unit).floor(floor)
+        let line = Line::new(&what, measured, unit);
+        match floor.into() {
+            Some(floor) => line.floor(floor),
+            None => line,
+        }
     }
 
     fn latencies(&mut self, what: &str, measured: &Sample, floor: &Sample) {
@@ -441,9 +452,9 @@ impl Growth {
         tokio::time::sleep(WINDOW).await;
         let share = (cpu_seconds(operator.child().id())? - used) / began.elapsed().as_secs_f64();
         let started = restart(bed, settings, operator).await?;
-        self.line("start -> ready and leading", started, "s", f64::NAN);
-        self.line("CPU at rest", share * 100.0, "% of a core", f64::NAN);
-        self.line("RssAnon", memory, "MiB", f64::NAN);
+        self.line("start -> ready and leading", started, "s", None);
+        self.line("CPU at rest", share * 100.0, "% of a core", None);
+        self.line("RssAnon", memory, "MiB", None);
         let size = Size {
             count,
             memory,
@@ -453,10 +464,10 @@ impl Growth {
             let further = number(count - smaller.count);
             let memory = (memory - smaller.memory) * 1024.0 / further;
             let what = "RssAnon for each further object";
-            self.promise(what, memory, "KiB", f64::NAN, MEMORY);
+            self.promise(what, memory, "KiB", None, MEMORY);
             let start = (started - smaller.start) * 1000.0 / further;
             let what = "start for each 1,000 further objects";
-            self.promise(what, start, "s", f64::NAN, START);
+            self.promise(what, start, "s", None, START);
         }
         Ok(())
     }
@@ -473,9 +484,9 @@ impl Growth {
         let sent = number(requests_but_lease(bed, before.mark).await?) / number(changes);
         let after = reconciles(operator, self.controller).await?;
         let what = "requests a change";
-        self.promise(what, sent, "", f64::NAN, self.requests);
+        self.promise(what, sent, "", None, self.requests);
         let reconciles = (after - before.reconciles) / number(changes);
-        self.line("reconciles a change", reconciles, "", f64::NAN);
+        self.line("reconciles a change", reconciles, "", None);
         Ok(())
     }
 }

@@ -74,7 +74,7 @@ async fn worked(program: PathBuf, rate: Option<u32>) -> Result<(Held, Held, Held
         delivered.push((last - began).as_secs_f64());
     }
     stage.delivered(FIELDS).await?;
-    let all_delivered = Line::new("10,000 changes at once: all told", delivered[0], "s")
+    let all_delivered = Line::new("10,000 changes at once: all delivered", delivered[0], "s")
         .floor(delivered[1])
         .note(format!("making them took {:.1} s", made.as_secs_f64()));
     Ok((idle, with_fields, read().await?, all_delivered))
@@ -109,7 +109,7 @@ pub async fn slow(program: PathBuf) -> Result<Vec<Line>> {
     let note = format!("in {messages} messages; making them took {made:.1} s; floor: one by one");
     Ok(vec![
         Line::new(
-            "1,000 changes, receiver takes 1/s: all told",
+            "1,000 changes, receiver takes 1/s: all delivered",
             (last - began).as_secs_f64(),
             "s",
         )

@@ -111,14 +111,12 @@ pub(super) async fn lease_left(stage: &Stage) -> Result<f64> {
 pub(super) async fn first_message(stage: &Stage, standby: &Operator) -> Result<Instant> {
     leads(standby).await?;
     let leads_since = Instant::now();
-    let first = until("a message", PATIENCE, async || {
+    until("a message", PATIENCE, async || {
         let requests = stage.receivers.iter().flat_map(Receiver::requests);
         Ok(requests
             .map(|request| request.at)
             .filter(|at| *at > leads_since)
             .min())
     })
-    .await?;
-    stage.forget();
-    Ok(first)
+    .await
 }

@@ -190,7 +190,7 @@ pub(super) async fn restart(bed: &Bed, settings: Settings, operator: &mut Operat
     operator.child().wait(PATIENCE).await?;
     let began = Instant::now();
     *operator = Operator::launch(bed, settings).await;
-    until("it is ready and leads", PATIENCE, async || {
+    until("the operator is ready and leads", PATIENCE, async || {
         let is_up = answers_ok(operator).await && says_it_leads(operator);
         Ok(is_up.then(|| began.elapsed().as_secs_f64()))
     })
