@@ -1,5 +1,4 @@
-//! A fault at each write of the operator: the part of `make torture` that `make test` runs. `TrackedFieldSet` and
-//! `MyIngress` have kill tests of their own, which cover each write.
+//! A fault at each write of the operator: the part of `make torture` that `make test` runs.
 //!
 //! Each workload runs three times, each time with another fault: the operator is killed once the write is applied, or
 //! once it has the answer, or the answer is lost. Run 1 meets its fault at the first write and every third one after
@@ -39,6 +38,16 @@ async fn app_service_survives_faults_at_writes_of_children() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn my_app_survives_faults_at_writes() {
     survives(Kind::MyApp, 14).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tracked_field_set_survives_faults_at_writes() {
+    survives(Kind::TrackedFieldSet, 16).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn my_ingress_survives_faults_at_writes() {
+    survives(Kind::MyIngress, 6).await;
 }
 
 /// Returns whether the fixed part counts a write.

@@ -16,13 +16,11 @@ use qm_runtime::watch::ResourceName;
 use quartermaster::controllers::tracked_field_set::child;
 use serde_json::{Value, json};
 use testbed::Options;
-use testbed::proxy::{Ending, Fault, Match, Point, Times};
+use testbed::proxy::{Ending, Fault, Match, Times};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
-use crate::support::{
-    Bed, Operator, SOON, Settings, changes, kill_at_each_write, kill_at_write, texts,
-};
+use crate::support::{Bed, Operator, SOON, Settings, changes, texts};
 
 mod faults;
 mod limits;
@@ -602,65 +600,4 @@ async fn deletion_of_a_set_deletes_its_children_unless_they_are_orphaned() {
             bed.children_of(name, &[]).await;
         }
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kill_at_any_write_keeps_the_end_state() {
-    // A kill before a write equals a kill after the previous write.
-    let points = [Point::AfterApplied, Point::AfterAnswer];
-    let writes = kill_at_each_write(&points, async |point, write| {
-        Box::pin(killed(point, write)).await
-    });
-    let writes = Box::pin(writes).await;
-    // At least: two children, an entry of each, the selection, a status; a change, its delivery; a deletion, its
-    // delivery; the child.
-    assert!(
-        writes.iter().all(|writes| *writes >= 11),
-        "{writes:?} writes"
-    );
-}
-
-/// A set is created, one of its targets changes and another one is deleted, while the operator is killed at this write.
-/// Returns whether the write happened, and the children with their histories.
-async fn killed(point: Point, write: u64) -> (bool, Value) {
-    let bed = Bed::without_controllers("sets-killed").await;
-    let receiver = Receiver::start().unwrap();
-    bed.webhook("hook", &receiver.url()).await;
-    bed.deployment("a", 1).await;
-    bed.deployment("b", 1).await;
-    let scene = async {
-        bed.set("all", replicas(json!({ "keepSeconds": 0 }))).await;
-        bed.children_of("all", &["a", "b"]).await;
-        bed.child_history("all", "a", is_quiet).await;
-        bed.child_history("all", "b", is_quiet).await;
-        bed.scale("a", 2).await;
-        let history = bed
-            .child_history("all", "a", |history| {
-                history.len() == 2 && !history[1].is_pending()
-            })
-            .await;
-        bed.delete::<Deployment>("b").await;
-        bed.children_of("all", &["a"]).await;
-        bed.set_reads("all", "Ready").await;
-        let shown = |entry: &Entry| json!([entry.action, entry.value, entry.skipped]);
-        let deleted = changes(&receiver)
-            .iter()
-            .filter(|change| change["action"] == "Deleted")
-            .count();
-        assert!(deleted >= 1, "the deletion is sent");
-        Value::Array(history.iter().map(shown).collect())
-    };
-    // Events are best effort; the contact point is not what is tested.
-    let writes = Match::writes()
-        .except_resource("events")
-        .except_resource("contactpoints");
-    Box::pin(kill_at_write(
-        &bed,
-        Settings::default().flag("--controllers=contactpoint,trackedfield,trackedfieldset"),
-        writes,
-        point,
-        write,
-        scene,
-    ))
-    .await
 }

@@ -2,7 +2,6 @@
 //! is exactly one load balancer, or none.
 
 use testbed::aws::{On, Point};
-use testbed::proxy::Match;
 
 use super::*;
 use crate::support::{kill_at_each_write, restart_during};
@@ -75,54 +74,6 @@ async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
     // Describe, create, describe tags; describe tags, two for tags, three for attributes; describe tags, describe,
     // delete, describe.
     assert!(calls.iter().all(|calls| *calls >= 14), "{calls:?} calls");
-}
-
-/// Kills the operator at each write to Kubernetes.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kill_at_any_write_leaves_one_load_balancer_or_none() {
-    let points = [
-        testbed::proxy::Point::AfterApplied,
-        testbed::proxy::Point::AfterAnswer,
-    ];
-    let writes = kill_at_each_write(&points, async |point, write| {
-        let site = Site::new("killed").await;
-        site.aws.provisioning(std::time::Duration::ZERO);
-        let scene = async {
-            site.ingress("web", json!({ "tags": { "team": "a" } }))
-                .await;
-            site.ready("web").await;
-            site.respec("web", json!({ "tags": { "team": null, "stage": "test" } }))
-                .await;
-            site.ready("web").await;
-            let load_balancers = site.aws.balancers().await.unwrap();
-            site.bed.delete::<MyIngress>("web").await;
-            site.is_deleted("web").await;
-            assert_eq!(
-                (
-                    load_balancers.len(),
-                    site.aws.balancers().await.unwrap().len()
-                ),
-                (1, 0)
-            );
-            plain(&load_balancers[0])
-        };
-        let writes = Match::writes().except_resource("events");
-        Box::pin(crate::support::kill_at_write(
-            &site.bed,
-            site.settings(),
-            writes,
-            point,
-            write,
-            scene,
-        ))
-        .await
-    });
-    let writes = Box::pin(writes).await;
-    // The finalizer, the request, Ready; the tags, Ready; the finalizer.
-    assert!(
-        writes.iter().all(|writes| *writes >= 6),
-        "{writes:?} writes"
-    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
