@@ -74,10 +74,10 @@ impl Line {
         }
     }
 
-    /// Sets the floor, in the same unit.
-    pub fn floor(self, floor: f64) -> Self {
+    /// Sets the floor, in the same unit, if there is one.
+    pub fn floor(self, floor: impl Into<Option<f64>>) -> Self {
         Self {
-            floor: Some(floor).filter(|floor| floor.is_finite()),
+            floor: floor.into().filter(|floor| floor.is_finite()),
             ..self
         }
     }

@@ -6,6 +6,7 @@
 //! combination, one fault alone in each run, Events and the status of `AppService`s.
 
 use futures::future::join_all;
+use rstest::rstest;
 use testbed::proxy::ApiRequest;
 use tokio::sync::Semaphore;
 
@@ -20,43 +21,21 @@ const REST: std::time::Duration = std::time::Duration::from_secs(3);
 
 const FAULTS: [Fault; 3] = [Fault::KillApplied, Fault::KillAnswered, Fault::LostAnswer];
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contact_point_survives_faults_at_writes() {
-    survives(Kind::ContactPoint, 14).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn config_map_sync_survives_faults_at_writes() {
-    survives(Kind::ConfigMapSync, 20).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn app_service_survives_faults_at_writes_of_children() {
-    survives(Kind::AppService, 20).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn my_app_survives_faults_at_writes() {
-    survives(Kind::MyApp, 14).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tracked_field_set_survives_faults_at_writes() {
-    survives(Kind::TrackedFieldSet, 16).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn my_ingress_survives_faults_at_writes() {
-    survives(Kind::MyIngress, 6).await;
-}
-
 /// Returns whether the fixed part counts a write.
 fn is_counted(request: &ApiRequest) -> bool {
     request.resource != "events" && request.resource != "appservices"
 }
 
 /// Runs the workload with faults, of which at least this many must occur.
-async fn survives(kind: Kind, at_least: usize) {
+#[rstest]
+#[case::contact_point(Kind::ContactPoint, 14)]
+#[case::tracked_field_set(Kind::TrackedFieldSet, 16)]
+#[case::config_map_sync(Kind::ConfigMapSync, 20)]
+#[case::app_service(Kind::AppService, 20)]
+#[case::my_app(Kind::MyApp, 14)]
+#[case::my_ingress(Kind::MyIngress, 6)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kind_survives_faults_at_writes(#[case] kind: Kind, #[case] at_least: usize) {
     let active = Semaphore::new(RUNS);
     let options = RunOptions {
         active: &active,

@@ -20,7 +20,6 @@ mod state;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -100,8 +99,6 @@ struct Campaign {
     /// Names of the faults to play; empty for all.
     faults: Vec<String>,
     side_by_side: usize,
-    /// Number of cases that the arguments select.
-    selected: AtomicUsize,
     active: Semaphore,
     progress: Progress,
     program: PathBuf,
@@ -133,7 +130,6 @@ fn main() -> ExitCode {
         rest: Duration::from_secs(arguments.rest),
         faults: arguments.faults.clone(),
         side_by_side: arguments.side_by_side.into(),
-        selected: AtomicUsize::new(0),
         active: Semaphore::new(arguments.side_by_side.into()),
         progress: Progress::new(state, arguments.replay(Vec::new())),
         program: copy,
@@ -149,7 +145,7 @@ fn main() -> ExitCode {
             }
         })
         .collect();
-    let (mut references, mut problems) = (Vec::new(), Vec::new());
+    let (mut references, mut problems, mut selected) = (Vec::new(), Vec::new(), 0);
     for kind in kinds {
         let began = Instant::now();
         let reference = match campaign.observe(kind) {
@@ -196,7 +192,7 @@ fn main() -> ExitCode {
         } else {
             let places = &arguments.places;
             let is_wanted = |place| places.is_empty() || places.contains(&place);
-            campaign.play_all(kind, &reference, is_wanted);
+            selected += campaign.play_all(kind, &reference, is_wanted);
             let never = campaign.progress.print_counts(kind, began.elapsed());
             problems.extend(never.into_iter().map(|fault| {
                 format!("{kind}: no case with the fault \"{fault}\" reached its place")
@@ -227,7 +223,7 @@ fn main() -> ExitCode {
             }
         };
     }
-    if !replays && campaign.selected.load(Ordering::Relaxed) == 0 {
+    if !replays && selected == 0 {
         problems.push("no case matches --kind, --at and --fault".into());
     }
     for problem in &problems {
@@ -257,8 +253,8 @@ impl Arguments {
 }
 
 impl Campaign {
-    fn is_selected(&self, case: &Case) -> bool {
-        let names = [case.fault.to_string(), case.fault.group()];
+    fn is_selected(&self, fault: Fault) -> bool {
+        let names = [fault.to_string(), fault.group()];
         self.faults.is_empty() || names.iter().any(|name| self.faults.contains(name))
     }
 
@@ -288,21 +284,30 @@ impl Campaign {
     }
 
     /// Plays every fault at every place. A run with faults may have more requests than the one without, so each fault
-    /// at requests continues until a request does not come.
-    fn play_all(&self, kind: Kind, reference: &Reference, is_wanted: impl Fn(PlaceKind) -> bool) {
+    /// at requests continues until a request does not come. Returns the number of cases that the arguments select.
+    fn play_all(
+        &self,
+        kind: Kind,
+        reference: &Reference,
+        is_wanted: impl Fn(PlaceKind) -> bool,
+    ) -> usize {
         type NewPlace = fn(u64) -> Place;
+        let selected = |mut faults: Vec<Fault>| {
+            faults.retain(|fault| self.is_selected(*fault));
+            faults
+        };
         let requests: [(PlaceKind, NewPlace, usize, Vec<Fault>); 2] = [
             (
                 PlaceKind::Write,
                 Place::Write,
                 reference.writes,
-                Fault::at_writes(),
+                selected(Fault::at_writes()),
             ),
             (
                 PlaceKind::Call,
                 Place::Call,
                 reference.calls,
-                Fault::at_calls(),
+                selected(Fault::at_calls()),
             ),
         ];
         let requests = requests
@@ -321,8 +326,10 @@ impl Campaign {
             }
         }
         if is_wanted(PlaceKind::Watch) {
-            cases.extend(reference.watch_cases(kind));
+            let all = reference.watch_cases(kind).into_iter();
+            cases.extend(all.filter(|case| self.is_selected(case.fault)));
         }
+        let count = cases.len();
         self.play(cases, reference, false);
         for (_, place, count, mut faults) in requests {
             let mut number = u64::try_from(count).unwrap();
@@ -336,13 +343,12 @@ impl Campaign {
                 });
             }
         }
+        count
     }
 
     /// Plays these cases side by side, without those that an earlier run finished, except `again`.
     fn play(&self, mut cases: Vec<Case>, reference: &Reference, again: bool) {
         if !again {
-            cases.retain(|case| self.is_selected(case));
-            self.selected.fetch_add(cases.len(), Ordering::Relaxed);
             cases.retain(|case| !self.progress.is_finished(case));
         }
         self.progress.expect(cases.len());
@@ -360,7 +366,7 @@ impl Campaign {
                     while let Some(case) = next() {
                         let began = Instant::now();
                         let log = self.log_of(&case);
-                        // That of an earlier run.
+                        // An earlier run of the case may have left a log.
                         let _ = std::fs::remove_file(&log);
                         let options = self.options(log);
                         let run = run(case.kind, vec![case.clone()], reference, &options);

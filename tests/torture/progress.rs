@@ -10,7 +10,7 @@ use crate::torture::{Case, Kind, Report};
 /// The finished cases, and the time that the others may take.
 pub struct Progress {
     inner: Mutex<Inner>,
-    /// What the command that replays a failure needs besides the case.
+    /// Argument of the command that replays a failure, besides the case.
     replay: String,
 }
 

@@ -169,7 +169,7 @@ struct Sample {
     tasks: f64,
 }
 
-/// How often a fault struck, and how often that had an effect: `None` if that is not measured.
+/// Numbers of strikes of each fault, and of those that had an effect: `None` if that is not measured.
 type Strikes = BTreeMap<String, (usize, Option<usize>)>;
 
 /// The two operators under test, and what they talk to.

@@ -233,8 +233,8 @@ impl Scene {
         self.one_by_one(children, make).await
     }
 
-    /// Creates the children of `AppService`s without the operator, both at once. Returns the milliseconds from the first request of
-    /// each until both children exist.
+    /// Creates the children of `AppService`s without the operator, both at once. Returns the milliseconds from the first
+    /// request of each until both children exist.
     pub async fn alone_without_operator(&self, children: usize) -> Result<Sample> {
         let make = async |number| {
             let at = Instant::now();

@@ -419,11 +419,7 @@ impl Growth {
 
     fn named(&self, what: &str, measured: f64, unit: &str, floor: impl Into<Option<f64>>) -> Line {
         let what = format!("{} {}: {what}", self.count, self.kind);
-        let line = Line::new(&what, measured, unit);
-        match floor.into() {
-            Some(floor) => line.floor(floor),
-            None => line,
-        }
+        Line::new(&what, measured, unit).floor(floor)
     }
 
     fn latencies(&mut self, what: &str, measured: &Sample, floor: &Sample) {

@@ -1,4 +1,4 @@
-//! Whether a status tells the truth when it first says Ready for a spec.
+//! The check that a status tells the truth when it first says Ready for a spec.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};

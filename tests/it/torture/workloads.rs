@@ -264,7 +264,7 @@ fn resource<K: Resource<DynamicType = ()>>() -> ApiResource {
     ApiResource::erase::<K>(&())
 }
 
-/// What a workload reads to compare the children with the spec.
+/// Clients by which a workload reads the children, to compare them with the spec.
 pub struct Reader {
     pub client: Client,
     pub namespace: String,
