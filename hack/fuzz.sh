@@ -2,7 +2,7 @@
 # Fuzzes the parsers: each target, or the one named TARGET, for a number of seconds.
 #
 #   hack/fuzz.sh run SECONDS [TARGET]   fuzz; new inputs go to target/fuzz/corpus, failing ones to target/fuzz/failed
-#   hack/fuzz.sh merge [TARGET]         make fuzz/corpus anew from both folders, with as few inputs as possible
+#   hack/fuzz.sh merge [TARGET]         make fuzz/corpus anew from both folders, with as few inputs as possible; keep failed-*
 #   hack/fuzz.sh shrink TARGET FILE     make a failing input smaller
 #
 # libFuzzer is compiled in, without a sanitizer, so a stable Rust suffices.
@@ -69,8 +69,7 @@ for name in $names; do
         { LC_ALL=C grep -rLaP '[\x00-\x08\x0b-\x1f\x7f]' "$folder" || true; } | xargs -r cp -t "$inputs"
       done
       fuzzer "$name" -set_cover_merge=1 -use_counters=0 "$merged" "$inputs"
-      rm -rf "fuzz/corpus/$name"
-      mkdir -p "fuzz/corpus/$name"
+      find "fuzz/corpus/$name" -type f ! -name 'failed-*' -delete
       # libFuzzer writes the input that reaches the most first.
       find "$merged" -type f -printf '%T@ %p\n' | sort -n | sed -n "1,$most s/^[^ ]* //p" | xargs cp -t "fuzz/corpus/$name"
       rm -rf "$inputs" "$merged"

@@ -42,7 +42,7 @@ const ROWS: [&str; 17] = [
 const GROWTH: [&str; 4] = ["fields", "syncs", "services", "ingresses"];
 
 /// The row of 50,000 `TrackedField`s, which is measured only on request.
-const ON_REQUEST: [&str; 1] = ["shards"];
+const SHARDS: [&str; 1] = ["shards"];
 
 const USAGE: &str = "cargo bench -- [--strict] [growth | ROW ...]";
 
@@ -95,8 +95,8 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
             "rules" => rows::rules::rules(),
             "size" => rows::rest::size(&program),
             "fields" => rows::growth::fields(program).await,
-            "syncs" => rows::growth::copies(program).await,
-            "services" => rows::growth::apps(program).await,
+            "syncs" => rows::growth::syncs(program).await,
+            "services" => rows::growth::services(program).await,
             "ingresses" => rows::growth::ingresses(program).await,
             "shards" => rows::growth::shards(program).await,
             other => bail!("there is no row {other}"),
@@ -122,7 +122,7 @@ async fn all(args: &[String]) -> Result<bool> {
         [] => ROWS.into(),
         ["growth"] => GROWTH.into(),
         named => {
-            let all: Vec<&str> = ROWS.into_iter().chain(GROWTH).chain(ON_REQUEST).collect();
+            let all: Vec<&str> = ROWS.into_iter().chain(GROWTH).chain(SHARDS).collect();
             if let Some(unknown) = named.iter().find(|name| !all.contains(*name)) {
                 bail!(
                     "there is no row {unknown}\n{USAGE}\nrows: {}",

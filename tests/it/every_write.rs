@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 
 use crate::torture::{Case, Fault, Kind, Place, RunOptions, observe, run};
 
-/// Number of runs of each workload, which go side by side, and of the writes from one fault of a run to the next.
+/// Number of concurrent runs of each workload, and the distance between two faults of a run, in writes.
 const RUNS: usize = FAULTS.len();
 
 /// Time in which nothing may be written after a fault: three times the longest backoff, so that a write that is retried

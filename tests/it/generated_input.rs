@@ -456,7 +456,15 @@ async fn app_service_survives_generated_input() {
     let mut subject = Subject::of::<AppService>(
         Kind::AppService,
         (200, 2000),
-        |_, _, _| json!({ "image": "nginx:1", "size": 0, "ports": [{ "port": 80 }] }),
+        // With optional fields, which changes remove.
+        |_, _, _| {
+            json!({
+                "image": "nginx:1", "size": 0, "ports": [{ "port": 80 }],
+                "env": [{ "name": "A", "value": "1" }],
+                "resources": { "requests": { "cpu": "10m" }, "limits": { "memory": "64Mi" } },
+                "ingress": { "host": "a.example.com", "class": "nginx" },
+            })
+        },
     );
     subject.equals_new_object = true;
     survives(&bed, subject, Settings::default(), "").await;

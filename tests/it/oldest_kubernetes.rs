@@ -32,7 +32,7 @@ fn version() -> Fault {
     for field in unused {
         version[field] = "".into();
     }
-    Fault::Say(version.to_string())
+    Fault::Respond(version.to_string())
 }
 
 /// Creates an object of each kind, and what they need.

@@ -213,7 +213,7 @@ async fn answer_that_is_no_secret_is_never_quoted() {
     let malformed =
         json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": TOKEN });
     let secret = Match::verb(Verb::Get).resource("secrets").name("bot-token");
-    let fault = proxy.inject(secret, Times::Always, Fault::Say(malformed.to_string()));
+    let fault = proxy.inject(secret, Times::Always, Fault::Respond(malformed.to_string()));
     bed.telegram("bot", TOKEN, CHAT).await;
     let point = bed.not_ready("bot", "SecretUnreadable").await;
     assert!(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ResourceQuota};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PropagationPolicy};
 use kube::{Api, ResourceExt};
 use qm_api::tracked_field::{ChangeAction, Entry, Skipped};
@@ -20,7 +20,7 @@ use testbed::proxy::{Ending, Fault, Match, Times};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, changes, texts};
+use crate::support::{Bed, Operator, SOON, Settings, changes, fill_tracker_role, texts};
 
 mod faults;
 mod limits;
@@ -116,7 +116,7 @@ impl Bed {
         .unwrap()
     }
 
-    async fn label_namespace(&self, name: &str, labels: Value) {
+    pub(crate) async fn label_namespace(&self, name: &str, labels: Value) {
         Api::<Namespace>::all(self.client.clone())
             .patch(
                 name,
@@ -529,6 +529,42 @@ async fn last_change_of_a_resource_that_is_no_longer_selected_is_sent() {
         )
         .await;
     assert_eq!(corrected.uid(), child.uid());
+}
+
+/// The watch of ConfigMaps shows no data, and the operator reads each at most once a second.
+#[tokio::test]
+async fn last_change_of_a_config_map_that_is_no_longer_selected_is_sent() {
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "sets-unread").await;
+    fill_tracker_role(&bed.plane, &[("", "configmaps")]).await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let labelled = |value: Value, data: &str| json!({ "metadata": { "labels": { "tier": value } }, "data": { "a": data } });
+    bed.create::<ConfigMap>("a", labelled(json!("web"), "1"))
+        .await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({
+        "target": {
+            "kind": "ConfigMap", "apiVersion": "v1", "resource": "configmaps",
+            "selector": { "matchLabels": { "tier": "web" } },
+        },
+        "fields": ["{.data.a}"],
+        "template": { "contactPoint": "hook" },
+    });
+    bed.set("web", json!({ "spec": spec })).await;
+    bed.child_history("web", "a", is_quiet).await;
+    bed.patch::<ConfigMap>("a", labelled(json!("web"), "2"))
+        .await;
+    let is_recorded = |history: &[Entry]| {
+        history
+            .iter()
+            .any(|entry| entry.value.as_deref() == Some("2"))
+    };
+    bed.child_history("web", "a", is_recorded).await;
+    bed.patch::<ConfigMap>("a", labelled(json!(null), "3"))
+        .await;
+    bed.children_of("web", &[]).await;
+    let sent = changes(&receiver);
+    assert!(sent.iter().any(|change| change["value"] == "3"), "{sent:?}");
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum as _};
 use testbed::process::Folder;
 use tokio::sync::Semaphore;
 
@@ -36,7 +36,7 @@ use self::torture::{
     run,
 };
 
-/// Number of cases that exist for each one that acts. The others rest.
+/// Number of running cases for each permit. A case at rest holds none.
 const EXISTING: usize = 5;
 
 /// Seconds after a fault in which nothing may be written, unless --rest says otherwise.
@@ -68,7 +68,7 @@ struct Arguments {
     /// Seconds after a fault in which nothing may be written
     #[arg(long, value_name = "SECONDS", default_value_t = REST)]
     rest: u64,
-    /// Instead of the cases, play all workloads again and again for this many seconds, beside two replicas, with random faults
+    /// Instead of the cases, play all workloads again and again for this many seconds, against two replicas, with random faults
     #[arg(long, value_name = "SECONDS")]
     soak: Option<u64>,
     /// Seed of the random faults of --soak
@@ -135,8 +135,9 @@ fn main() -> ExitCode {
         program: copy,
         failed,
     };
-    let kinds: Vec<_> = Kind::ALL
-        .into_iter()
+    let kinds: Vec<_> = Kind::value_variants()
+        .iter()
+        .copied()
         .filter(|kind| {
             if replays {
                 arguments.cases.iter().any(|case| case.kind == *kind)

@@ -113,15 +113,16 @@ impl Progress {
         );
         let mut counts = BTreeMap::<_, [usize; 3]>::new();
         for (case, outcome) in outcomes.iter().filter(|(case, _)| case.kind == kind) {
-            let name = format!("{} {}", case.place.kind(), case.fault.group());
-            // Hidden events have one row, after the first.
-            let rows = counts.entry((case.place.kind(), name)).or_default();
+            // All hidden-N share one row.
+            let row = (case.place.kind(), case.fault.group());
+            let rows = counts.entry(row).or_default();
             rows[0] += usize::from(*outcome != Outcome::Unreached);
             rows[1] += usize::from(*outcome == Outcome::Failed);
             rows[2] += usize::from(*outcome == Outcome::Unreached);
         }
         let mut never = Vec::new();
-        for ((_, name), [runs, failed, unreached]) in counts {
+        for ((place, fault), [runs, failed, unreached]) in counts {
+            let name = format!("{place} {fault}");
             println!("  {name:22} {runs:>6} {failed:>6} {unreached:>11}");
             if runs == 0 {
                 never.push(name);

@@ -1,4 +1,4 @@
-//! Soak: every workload again and again beside two replicas, with random faults.
+//! Soak: every workload again and again against two replicas, with random faults.
 //!
 //! Only the first half has faults that may end a process. The replicas rest after each half, so that a leak shows.
 
@@ -28,7 +28,7 @@ use crate::outside::{Clock, ReplacedCrd, RevokedRule, Starved, damage};
 use crate::support::{Bed, Operator, SOON, Settings, series};
 use crate::torture::{
     Answer, FLAGS, Kind, Reference, catch_panic, is_sound, is_write, last_write, lease_aws,
-    rests_for, run_beside, writes,
+    rests_for, run_against, writes,
 };
 
 /// Time between two faults, at most.
@@ -149,10 +149,22 @@ struct Shared {
     /// Number of faults that can end a process, and of processes that ended because they lost the Lease. Each permits
     /// one repeated message.
     interruptions: AtomicUsize,
+    /// Number of replaced CRDs. Each permits one repeated message, too: while the CRD of a kind is older, the operator
+    /// forgets the kind's objects, with the request in flight.
+    replaced_crds: AtomicUsize,
     failed: AtomicBool,
 }
 
 impl Shared {
+    /// Returns how many messages may have been repeated so far.
+    fn permitted_repeats(&self) -> usize {
+        let counts = [&self.interruptions, &self.replaced_crds];
+        counts
+            .map(|count| count.load(Ordering::Relaxed))
+            .iter()
+            .sum()
+    }
+
     fn is_over(&self) -> bool {
         self.began.elapsed() >= self.time || self.failed.load(Ordering::Relaxed)
     }
@@ -190,6 +202,8 @@ struct Replicas {
     addresses: [String; 2],
     /// File with these addresses for a Prometheus server, while the soak runs.
     targets: PathBuf,
+    /// File of the samples.
+    samples: PathBuf,
 }
 
 impl Drop for Replicas {
@@ -219,6 +233,7 @@ pub fn run(options: &SoakOptions, references: &[(Kind, Reference)]) -> Result<()
             time: options.time / 2,
             faults,
             interruptions: AtomicUsize::new(0),
+            replaced_crds: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
         };
         let (proxies, aws) = (replicas.proxies.clone(), replicas.aws.clone());
@@ -261,7 +276,6 @@ pub fn run(options: &SoakOptions, references: &[(Kind, Reference)]) -> Result<()
             break;
         }
     }
-    std::fs::write(options.folder.join("soak.csv"), table(&samples)).unwrap();
     problems.append(&mut replicas.problems);
     match &at_rest[..] {
         [first, second, first_later, second_later] => {
@@ -297,10 +311,10 @@ fn play(
     let mut rounds = 0;
     let mut played = Ok(());
     while played.is_ok() && !shared.is_over() {
-        let before = shared.interruptions.load(Ordering::Relaxed);
-        let kills = || shared.interruptions.load(Ordering::Relaxed) - before;
+        let before = shared.permitted_repeats();
+        let repeats = || shared.permitted_repeats() - before;
         receiver.forget();
-        let round = run_beside(kind, receiver, proxies, aws, &kills, reference);
+        let round = run_against(kind, receiver, proxies, aws, &repeats, reference);
         played = crate::block_on(catch_panic(round));
         rounds += 1;
     }
@@ -352,6 +366,7 @@ impl Replicas {
             problems: Vec::new(),
             addresses: Default::default(),
             targets: options.folder.join("targets.json"),
+            samples: options.folder.join("soak.csv"),
         }
     }
 
@@ -383,6 +398,22 @@ impl Replicas {
                 }
             }
             sleep(PAUSE.mul_f64(random.random_range(0.1..1.0))).await;
+            if sampled.elapsed() >= SAMPLED {
+                sampled = Instant::now();
+                samples.extend(self.sample(began).await);
+                // A soak that is interrupted leaves its samples.
+                std::fs::write(&self.samples, table(samples)).unwrap();
+            }
+            if shown.elapsed() >= SHOWN {
+                shown = Instant::now();
+                let faults: usize = strikes.values().map(|(struck, _)| struck).sum();
+                let (played, all) = (
+                    shared.began.elapsed().as_secs() / 60,
+                    shared.time.as_secs() / 60,
+                );
+                println!("{played} of {all} minutes of this half, {faults} faults");
+            }
+            // Directly before the next fault, which may kill a replica.
             for replica in &mut self.running {
                 if let Some(status) = replica.child().ended().unwrap() {
                     let log = replica.child().log_tail();
@@ -393,19 +424,6 @@ impl Replicas {
                     shared.interruptions.fetch_add(1, Ordering::Relaxed);
                     replica.restart();
                 }
-            }
-            if sampled.elapsed() >= SAMPLED {
-                sampled = Instant::now();
-                samples.extend(self.sample(began).await);
-            }
-            if shown.elapsed() >= SHOWN {
-                shown = Instant::now();
-                let faults: usize = strikes.values().map(|(struck, _)| struck).sum();
-                let (played, all) = (
-                    shared.began.elapsed().as_secs() / 60,
-                    shared.time.as_secs() / 60,
-                );
-                println!("{played} of {all} minutes of this half, {faults} faults");
             }
         }
         strikes
@@ -491,6 +509,7 @@ impl Replicas {
                 return Some(damage(&self.bed, &mut random).await);
             }
             SoakFault::ReplaceCrd => {
+                shared.replaced_crds.fetch_add(1, Ordering::Relaxed);
                 let replaced = ReplacedCrd::random(&self.bed, random).await;
                 sleep(lasting).await;
                 replaced.restore().await;
@@ -624,7 +643,7 @@ impl Replicas {
                 namespace.starts_with(&format!("soak-{}-", kind.lowercase()))
                     && (request.resource == "events" || kind.owns(request))
             };
-            is_write(request) && !Kind::ALL.iter().any(is_of)
+            is_write(request) && !Kind::value_variants().iter().any(is_of)
         });
         let shown = foreign.map(|it| format!("a foreign write: {:?}", it.request));
         shown.take(5).collect()

@@ -448,7 +448,7 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
         operator_kind("configmapsync"),
     ] {
         until(
-            format!("every {} is well", kind.kind),
+            format!("every {} is ready", kind.kind),
             PATIENCE,
             async || {
                 // A list of all objects is work for the apiserver, so it is not read every time.

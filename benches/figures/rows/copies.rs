@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -291,7 +291,7 @@ async fn many(scene: &Scene) -> Result<Vec<Line>> {
     let floor = began.elapsed().as_secs_f64();
     Ok(vec![
         Line::new("source made -> 200 copies", made, "s").below(2.0),
-        Line::new("source edited -> 200 copies right", edited, "s")
+        Line::new("source edited -> 200 copies match", edited, "s")
             .below(2.0)
             .floor(floor),
     ])
@@ -332,12 +332,9 @@ pub async fn crowd(program: PathBuf) -> Result<Vec<Line>> {
     for name in &names {
         scene.edit(&scene.bed.namespace, name, "second").await?;
     }
-    let mut served = 0;
     for name in &names {
         scene.arrival("far", name, "second").await?;
-        served += 1;
     }
-    ensure!(served == SYNCS);
     tokio::time::sleep(SETTLE).await;
     let memory = Memory::of(operator.child().id())?;
     Ok(vec![

@@ -78,7 +78,7 @@ pub async fn fields(program: PathBuf) -> Result<Vec<Line>> {
             .await?;
         stage.forget();
 
-        let before = Costs::of(&stage.bed, &operator, growth.controller).await?;
+        let before = Costs::once_idle(&stage.bed, &operator, growth.controller).await?;
         let changes = stage.paced(count, RATE, CHANGES).await;
         let latencies = stage.latencies(&changes, Sender::Operator).await?;
         stage.delivered(count).await?;
@@ -125,7 +125,7 @@ pub async fn shards(program: PathBuf) -> Result<Vec<Line>> {
     }
     let floor = floor.context("no shard")?;
     for (stage, _, operator) in &shards {
-        Costs::of(&stage.bed, operator, "trackedfield").await?;
+        Costs::once_idle(&stage.bed, operator, "trackedfield").await?;
     }
     let mark = bed.plane.audit().mark().await?;
     let rate = RATE / u32::try_from(SHARDS.len())?;
@@ -179,7 +179,7 @@ async fn failover(stage: &Arc<Stage>, mut leader: Operator, count: usize) -> Res
 }
 
 /// Measures `ConfigMapSync`s with one copy each, and some with many copies.
-pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
+pub async fn syncs(program: PathBuf) -> Result<Vec<Line>> {
     let mut growth = Growth::new("ConfigMapSyncs", "configmapsync", 6.0);
     for count in SYNCS {
         let scene = Arc::new(copies::Scene::set().await);
@@ -192,7 +192,7 @@ pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
         growth
             .rest(count, &scene.bed, settings, &mut operator)
             .await?;
-        let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
+        let before = Costs::once_idle(&scene.bed, &operator, growth.controller).await?;
         let (latencies, floor) = scene.edited(&names, CHANGES).await?;
         growth.latencies("edit -> copy matches", &latencies, &floor);
         growth.costs(before, &scene.bed, &operator, CHANGES).await?;
@@ -247,7 +247,7 @@ async fn wide(program: PathBuf) -> Result<Vec<Line>> {
         .await?;
     let copied = (all - began).as_secs_f64();
     growth.line("created -> every copy exists", copied, "s", None);
-    let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
+    let before = Costs::once_idle(&scene.bed, &operator, growth.controller).await?;
     let at = scene
         .edit(&scene.bed.namespace, &names[0], "second")
         .await?;
@@ -258,7 +258,7 @@ async fn wide(program: PathBuf) -> Result<Vec<Line>> {
 }
 
 /// Measures `AppService`s.
-pub async fn apps(program: PathBuf) -> Result<Vec<Line>> {
+pub async fn services(program: PathBuf) -> Result<Vec<Line>> {
     let mut growth = Growth::new("AppServices", "appservice", 4.0);
     for count in APPS {
         let scene = apps::Scene::set(&[&apps::APPS]).await?;
@@ -269,7 +269,7 @@ pub async fn apps(program: PathBuf) -> Result<Vec<Line>> {
         growth
             .rest(count, &scene.bed, settings, &mut operator)
             .await?;
-        let before = Costs::of(&scene.bed, &operator, growth.controller).await?;
+        let before = Costs::once_idle(&scene.bed, &operator, growth.controller).await?;
         let sample = scene.alone(count * 2).await?;
         growth
             .costs(before, &scene.bed, &operator, sample.len())
@@ -316,20 +316,23 @@ pub async fn ingresses(program: PathBuf) -> Result<Vec<Line>> {
         growth.rest(count, &bed, settings, &mut operator).await?;
         growth.line("created -> every one is ready", created, "s", None);
 
-        let before = Costs::of(&bed, &operator, growth.controller).await?;
+        let before = Costs::once_idle(&bed, &operator, growth.controller).await?;
         let calls = aws.calls().len();
         let mut latencies = Vec::new();
         for number in 0..EDITS {
-            let edited = Instant::now();
             let spec = json!({ "spec": { "tags": { "edited": "yes" } } });
             bed.patch::<MyIngress>(&format!("web-{number}"), spec).await;
+            let acknowledged = Instant::now();
             until("the load balancer has the tag", PATIENCE, async || {
                 let tagged = aws.balancer(&format!("web-{number}-alb")).await?;
                 let tags = tagged.context("no load balancer")?.tags;
                 Ok(tags.contains_key("edited").then_some(()))
             })
             .await?;
-            latencies.push(edited.elapsed().as_secs_f64() * 1e3);
+            let calls = aws.calls();
+            let tagged = calls.iter().rfind(|call| call.action == "AddTags");
+            let tagged = tagged.context("no tag")?.at;
+            latencies.push((tagged - acknowledged).as_secs_f64() * 1e3);
         }
         let latencies: Sample = latencies.into_iter().collect();
         let calls = number(aws.calls().len() - calls) / number(EDITS);
@@ -441,7 +444,7 @@ impl Growth {
     ) -> Result<()> {
         const WINDOW: Duration = Duration::from_secs(30);
         self.count = count;
-        Costs::of(bed, operator, self.controller).await?;
+        Costs::once_idle(bed, operator, self.controller).await?;
         let memory = Memory::of(operator.child().id())?.anonymous;
         let (used, began) = (cpu_seconds(operator.child().id())?, Instant::now());
         // Nothing changes meanwhile.
@@ -494,8 +497,8 @@ struct Costs {
 }
 
 impl Costs {
-    /// Waits until the operator rests: after its start, it checks each object once.
-    async fn of(bed: &Bed, operator: &Operator, controller: &str) -> Result<Self> {
+    /// Returns the costs so far once the operator is idle: after its start, it checks each object once.
+    async fn once_idle(bed: &Bed, operator: &Operator, controller: &str) -> Result<Self> {
         let began = Instant::now();
         while began.elapsed() < CHECKED {
             let costs = Self {

@@ -82,10 +82,10 @@ pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
     let _operator = stage.operator(FIELDS).await?;
     let (mut alone, mut beside) = (Sample::default(), Sample::default());
     for _ in 0..ROUNDS {
-        alone = alone.and(of_the_well(&stage).await?);
+        alone = alone.and(of_healthy_receivers(&stage).await?);
         let hanging = &stage.receivers[0];
         hanging.always(Reply::hang());
-        beside = beside.and(of_the_well(&stage).await?);
+        beside = beside.and(of_healthy_receivers(&stage).await?);
         hanging.always(Reply::ok());
         // Closes the connections that still wait for a response.
         hanging.refuse().await?;
@@ -111,7 +111,7 @@ pub async fn hang(program: PathBuf) -> Result<Vec<Line>> {
 }
 
 /// Measures changes of all fields. Returns the latencies of the fields whose receiver is not the first one.
-async fn of_the_well(stage: &Arc<Stage>) -> Result<Sample> {
+async fn of_healthy_receivers(stage: &Arc<Stage>) -> Result<Sample> {
     let mut changes = stage.paced(FIELDS, RATE, 500).await;
     changes.retain(|change| change.field % POINTS != 0);
     stage.latencies(&changes, Sender::Operator).await

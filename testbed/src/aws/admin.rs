@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 
 use super::answer::{self, Refused};
 use super::form::Form;
+use super::network::OWN_GROUPS;
 use super::rules;
 use super::state::{Instance, State};
 use super::{Aws, REGION};
@@ -257,6 +258,16 @@ impl Aws {
     /// Returns the ids of two security groups of the first VPC.
     pub fn security_groups(&self) -> Vec<String> {
         self.layer.state().network.own_groups.clone()
+    }
+
+    /// Returns the name of a security group: `front`, `back`, or `default` for that of the first VPC. Any other group
+    /// keeps its id.
+    pub fn security_group_name(&self, id: &str) -> String {
+        let own = self.security_groups().into_iter().zip(OWN_GROUPS);
+        let default = (self.default_security_group(), "default");
+        let mut named = own.chain([default]);
+        let found = named.find(|(group, _)| group == id);
+        found.map_or(id, |(_, name)| name).to_owned()
     }
 
     /// Returns the id of the first VPC's default security group, for load balancers that name none.

@@ -8,6 +8,9 @@ use super::REGION;
 use super::moto::Moto;
 use super::xml::Element;
 
+/// Names of the security groups created in the first VPC.
+pub(super) const OWN_GROUPS: [&str; 2] = ["front", "back"];
+
 /// A subnet as moto knows it.
 #[derive(Clone, Debug)]
 pub(super) struct Subnet {
@@ -48,7 +51,7 @@ impl Network {
         for (alias, zone) in super::OTHER_SUBNETS.iter().zip(['a', 'b']) {
             network.add_subnet(moto, alias, true, zone).await?;
         }
-        for name in ["front", "back"] {
+        for name in OWN_GROUPS {
             let vpc = network.vpc.clone();
             let params = [
                 ("GroupName", name),

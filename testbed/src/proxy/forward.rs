@@ -134,7 +134,7 @@ async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<
         match fault {
             Fault::Delay(delay) => tokio::time::sleep(*delay).await,
             Fault::Answer(refusal) => return Ok(Some(refuse(*refusal))),
-            Fault::Say(body) => {
+            Fault::Respond(body) => {
                 return Ok(Some(json_response(StatusCode::OK, body.clone().into())));
             }
             Fault::Cut => return Err(cut()),
@@ -295,7 +295,7 @@ fn when_answered(
             then.await;
         }
     });
-    Answer {
+    ObservedBody {
         body,
         line: line.clone(),
         done: Some(done),
@@ -303,13 +303,14 @@ fn when_answered(
     .boxed_unsync()
 }
 
-struct Answer {
+/// A body that reports its end.
+struct ObservedBody {
     body: Body,
     line: Arc<Line>,
     done: Option<oneshot::Sender<u64>>,
 }
 
-impl Drop for Answer {
+impl Drop for ObservedBody {
     fn drop(&mut self) {
         if let Some(done) = self.done.take() {
             let _ = done.send(*self.line.flushed().borrow());
@@ -317,7 +318,7 @@ impl Drop for Answer {
     }
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for ObservedBody {
     type Data = Bytes;
     type Error = Error;
 

@@ -190,12 +190,24 @@ impl Proxy {
         self.shared.watches.hide(watches, hidden)
     }
 
+    /// Calls `listener` for each event of these watches.
+    pub fn on_event(
+        &self,
+        watches: Match,
+        listener: impl Fn(&WatchEvent) + Send + Sync + 'static,
+    ) -> Order {
+        self.hide(watches, move |event| {
+            listener(event);
+            false
+        })
+    }
+
     /// Rejects these watches and lists with 403, as for a client that lost the permission, and ends the running
     /// watches.
     pub fn forbid(&self, watches_and_lists: &Match) -> Order {
         let forbidden = Fault::status(StatusCode::FORBIDDEN);
         let order = self.inject(watches_and_lists.clone(), Times::Always, forbidden);
-        self.end_watches(watches_and_lists, Ending::Gone);
+        self.end_watches(watches_and_lists, Ending::Clean);
         order
     }
 

@@ -209,7 +209,7 @@ pub enum Fault {
     /// Rejects the request without forwarding it.
     Answer(Refusal),
     /// Responds 200 with this body, without forwarding the request.
-    Say(String),
+    Respond(String),
     /// Cuts the connection without forwarding the request (for HTTP/2, the stream).
     Cut,
     /// Never forwards the request or responds.

@@ -13,7 +13,9 @@ use hyper_util::server::conn::auto;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
-use super::{BOOKMARK, Ending, Fault, Lost, Match, Point, Proxy, Refusal, Then, Times, Verb};
+use super::{
+    BOOKMARK, Ending, Fault, LIST_END, Lost, Match, Point, Proxy, Refusal, Then, Times, Verb,
+};
 use crate::serve::Server;
 use crate::tls::{Authority, server_config};
 
@@ -81,7 +83,11 @@ impl Upstream {
 
     /// Sends an event to all watches.
     fn send_event(&self, kind: &str, name: &str) {
-        let event = json!({"type": kind, "object": {"metadata": {"name": name}}});
+        self.send_object(kind, &json!({ "metadata": { "name": name } }));
+    }
+
+    fn send_object(&self, kind: &str, object: &Value) {
+        let event = json!({ "type": kind, "object": object });
         let line = format!("{event}\n");
         // The event goes out in two pieces, because events do not end where frames do.
         let (first, second) = line.split_at(20);

@@ -77,7 +77,7 @@ async fn field_that_an_older_crd_hid_is_removed() {
     let listed = proxy.inject(
         of_syncs(Verb::List),
         Times::First(1),
-        Fault::Say(list.to_string()),
+        Fault::Respond(list.to_string()),
     );
     let watch = of_syncs(Verb::Watch);
     proxy.end_watches(&watch, Ending::Gone);

@@ -1,9 +1,12 @@
 //! A new leader relies on the history, not on state observed as a standby.
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
-use qm_api::{AppService, TrackedField};
+use qm_api::{AppService, ConfigMapSync, TrackedField};
 use serde_json::json;
+use testbed::Options;
 use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
@@ -212,7 +215,7 @@ async fn new_leader_never_records_a_stale_value() {
         .map(|(kind, object)| format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n"));
     let streamed =
         Match::watch("deployments").and(|request| request.query.contains("sendInitialEvents=true"));
-    let lagging = Fault::Say(events.concat());
+    let lagging = Fault::Respond(events.concat());
     let lagging = pair.proxy.inject(streamed, Times::First(1), lagging);
     // Events after that list are late, too.
     let late = pair.proxy.freeze(Match::watch("deployments"));
@@ -229,6 +232,46 @@ async fn new_leader_never_records_a_stale_value() {
     expected.push(("Updated", Some("4")));
     pair.bed.delivered("web", &expected).await;
     pair.assert_sent_in_order();
+}
+
+/// The standby's watch of namespaces has stalled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_leader_deletes_no_copy_in_a_namespace_whose_labels_it_has_missed() {
+    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "missed-labels").await;
+    let shop = Bed::on(bed.plane.clone(), "shop").await;
+    let settings = json!({ "data": { "a": "1" } });
+    bed.create::<ConfigMap>("settings", settings).await;
+    let mut leader = Operator::start(&bed, candidate(0).whole_cluster()).await;
+    leader.leads().await;
+    let spec = json!({
+        "sourceNamespace": bed.namespace, "configMapName": "settings",
+        "destinationNamespaceSelector": { "matchLabels": { "copies": "yes" } },
+    });
+    bed.create::<ConfigMapSync>("sync", json!({ "spec": spec }))
+        .await;
+    let (proxy, file) = bed.through_proxy().await;
+    let settings = candidate(1).kubeconfig(file).whole_cluster();
+    let standby = Operator::start(&bed, settings).await;
+    let watch = Match::watch("namespaces");
+    until("the standby watches namespaces", SOON, async || {
+        Ok((proxy.running_watches(&watch) > 0).then_some(()))
+    })
+    .await
+    .unwrap();
+    let stalled = proxy.freeze_running(watch);
+    shop.label_namespace(&shop.namespace, json!({ "copies": "yes" }))
+        .await;
+    let has = |value: &'static str| {
+        move |copy: &ConfigMap| copy.data.as_ref().is_some_and(|data| data["a"] == value)
+    };
+    let copied = shop.until("settings", "is a copy", has("1")).await;
+    stalled.wait_for_hits(1, SOON).await.unwrap();
+    leader.kill();
+    standby.leads().await;
+    bed.patch::<ConfigMap>("settings", json!({ "data": { "a": "2" } }))
+        .await;
+    let updated = shop.until("settings", "is updated", has("2")).await;
+    assert_eq!(updated.uid(), copied.uid());
 }
 
 /// The standby's view is older than the last leader's writes.

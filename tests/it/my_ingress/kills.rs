@@ -8,7 +8,7 @@ use crate::support::{kill_at_each_write, restart_during};
 
 /// Plays `scene` with an operator that is killed at this call, and restarted. Returns whether the call happened, and
 /// the scene's result.
-pub(super) async fn kill_at_write<T>(
+pub(super) async fn kill_at_call<T>(
     site: &Site,
     settings: Settings,
     point: Point,
@@ -25,16 +25,18 @@ pub(super) async fn kill_at_write<T>(
     (gate.was_reached(), given)
 }
 
-/// Returns a load balancer's tags without UIDs.
-fn plain(load_balancer: &Balancer) -> Value {
+/// Returns what must not differ from run to run.
+fn comparable(site: &Site, load_balancer: &Balancer) -> Value {
     let tags: BTreeMap<_, _> = load_balancer
         .tags
         .iter()
         .filter(|(key, _)| !key.contains("quartermaster.dev/o"))
         .collect();
+    let groups = load_balancer.security_groups.iter();
+    let groups = groups.map(|id| site.aws.security_group_name(id));
     json!([
         load_balancer.subnets,
-        load_balancer.security_groups.len(),
+        groups.collect::<Vec<_>>(),
         load_balancer.ip_address_type,
         tags
     ])
@@ -66,9 +68,9 @@ async fn kill_at_any_call_leaves_one_load_balancer_or_none() {
             site.bed.delete::<MyIngress>("web").await;
             site.is_deleted("web").await;
             assert_eq!(site.aws.balancers().await.unwrap(), []);
-            plain(&load_balancers[0])
+            comparable(&site, &load_balancers[0])
         };
-        Box::pin(kill_at_write(&site, site.settings(), point, call, scene)).await
+        Box::pin(kill_at_call(&site, site.settings(), point, call, scene)).await
     });
     let calls = Box::pin(calls).await;
     // Describe, create, describe tags; describe tags, two for tags, three for attributes; describe tags, describe,
@@ -102,10 +104,9 @@ async fn kill_during_adoption_completes_the_adoption() {
                     load_balancer.tags["quartermaster.dev/owner"],
                     site.path("web")
                 );
-                plain(&load_balancer)
+                comparable(&site, &load_balancer)
             };
-            let happened =
-                Box::pin(kill_at_write(&site, site.settings(), point, call, scene)).await;
+            let happened = Box::pin(kill_at_call(&site, site.settings(), point, call, scene)).await;
             site.aws.delete(&arn).await.unwrap();
             happened
         });

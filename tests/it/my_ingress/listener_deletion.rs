@@ -5,7 +5,7 @@ use kube::api::ListParams;
 use rstest::rstest;
 use testbed::aws::{Fault, On, Point, Times};
 
-use super::kills::kill_at_write;
+use super::kills::kill_at_call;
 use super::nodes::{assert_never_without_targets, http};
 use super::*;
 use crate::support::kill_at_each_write;
@@ -350,7 +350,7 @@ async fn kill_at_any_call_leaves_nothing_behind() {
         site.aws.clear();
         // Each Service has another port.
         let node_port = 30_100 + u16::try_from(call % 1000).unwrap();
-        Box::pin(kill_at_write(
+        Box::pin(kill_at_call(
             &site,
             site.settings().whole_cluster(),
             point,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use http::StatusCode;
 use testbed::aws;
 use testbed::proxy::{self, Lost, Point, Refusal};
@@ -74,7 +75,7 @@ pub enum Fault {
 }
 
 /// Kind of place that a fault strikes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum PlaceKind {
     /// A write to the apiserver.
     Write,
@@ -264,6 +265,18 @@ impl Fault {
         }
     }
 
+    /// Returns whether a request with this fault is performed, but the operator may not get its answer.
+    pub fn performs_without_answer(self) -> bool {
+        matches!(
+            self,
+            Self::KillApplied
+                | Self::KillAnswered
+                | Self::LostAnswer
+                | Self::Once(Answer::Timeout)
+                | Self::Lasting(Answer::Timeout)
+        )
+    }
+
     /// Returns the point of a kill at a request.
     pub fn kills_at(self) -> Option<Point> {
         match self {
@@ -305,22 +318,7 @@ impl fmt::Display for Staleness {
 
 impl fmt::Display for PlaceKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Write => "write",
-            Self::Call => "call",
-            Self::Watch => "watch",
-        })
-    }
-}
-
-impl FromStr for PlaceKind {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let found = [Self::Write, Self::Call, Self::Watch]
-            .into_iter()
-            .find(|part| part.to_string() == name);
-        found.ok_or_else(|| format!("unknown place {name}: use write, call or watch"))
+        out.write_str(self.to_possible_value().unwrap().get_name())
     }
 }
 
@@ -357,7 +355,7 @@ impl FromStr for Case {
                 ),
             };
             Some(Self {
-                kind: kind.parse().ok()?,
+                kind: Kind::from_str(kind, false).ok()?,
                 place,
                 fault: faults.into_iter().find(|it| it.to_string() == fault)?,
             })

@@ -21,7 +21,7 @@ pub use self::differences::differences;
 #[allow(unused_imports)] // as above
 pub use self::scene::{
     FLAGS, Reference, Report, RunOptions, catch_panic, is_sound, keep_panics, last_write, observe,
-    rests_for, run, run_beside,
+    rests_for, run, run_against,
 };
 #[allow(unused_imports)] // as above
 pub use self::strike::{is_write, writes};

@@ -15,7 +15,7 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::case::{Case, Fault, Place, PlaceKind, Staleness};
+use super::case::{Case, Fault, Place, Staleness};
 use super::differences::differences;
 use super::readiness::Readiness;
 use super::steps::{Events, Steps, with_old_lists};
@@ -159,18 +159,19 @@ pub struct Scene<'a> {
     strikes: Vec<Strike>,
     steps: Steps,
     checkpoints: Checkpoints<'a>,
-    readiness: Readiness,
-    /// Number of kills since the start of the run that are none of a case.
-    further_kills: &'a (dyn Fn() -> usize + Sync),
+    /// `None` without the check of the first Ready.
+    readiness: Option<Readiness>,
+    /// Number of messages that faults outside of the cases may have repeated since the start of the run.
+    further_repeats: &'a (dyn Fn() -> usize + Sync),
 }
 
 impl Scene<'_> {
-    /// Returns how often the operator is killed in this run.
-    pub fn kills(&self) -> usize {
+    /// Returns how many messages may be repeated in this run: one for each kill, or fault of a soak with that effect.
+    pub fn permitted_repeats(&self) -> usize {
         let kills = self.cases.iter().zip(&self.strikes);
         let kills =
             kills.filter(|(case, strike)| case.fault.kills_at().is_some() && strike.has_struck());
-        kills.count() + (self.further_kills)()
+        kills.count() + (self.further_repeats)()
     }
 
     /// Returns how many faults have struck.
@@ -197,14 +198,14 @@ impl Scene<'_> {
     /// until the operator has settled, and records the state.
     pub async fn checkpoint(&self, name: &'static str) {
         self.reaches(name).await;
-        let before = self.uids().await;
+        let before = self.versions().await;
         for strike in &self.strikes {
             if strike.end_step(self.steps.current()).await {
                 self.reaches(name).await;
                 assert_eq!(
-                    self.uids().await,
+                    self.versions().await,
                     before,
-                    "an object is replaced after \"{name}\""
+                    "an object is replaced or changed after \"{name}\""
                 );
             }
         }
@@ -212,16 +213,18 @@ impl Scene<'_> {
     }
 
     async fn begin_step(&self) {
-        self.readiness.begin_step(self.kind, &self.bed).await;
+        if let Some(readiness) = &self.readiness {
+            readiness.begin_step(self.kind, &self.bed).await;
+        }
         let step = self.steps.begin_next();
         for strike in &self.strikes {
             strike.begin_step(step, self).await;
         }
     }
 
-    async fn uids(&self) -> BTreeSet<String> {
+    async fn versions(&self) -> BTreeSet<String> {
         let (namespaces, kinds) = (self.kind.namespaces(&self.bed), self.kind.resources());
-        snapshot::uids(&self.bed, &namespaces, &kinds)
+        snapshot::versions(&self.bed, &namespaces, &kinds)
             .await
             .unwrap()
     }
@@ -231,15 +234,18 @@ impl Scene<'_> {
             Checkpoints::Record(states) => {
                 let state = self.settles().await;
                 let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
-                if name.ends_with("corrected")
-                    && let Some((before, expected)) = states.last()
-                {
+                if let Some((before, expected)) = self.equal_state(name, &states) {
                     let mut found = differences(expected, &state);
-                    // The damage and its correction count as two, and the test asks for a reconcile.
-                    let differ = [
+                    // A change and the change back count as two, and the test asks for a reconcile.
+                    let mut differ = vec![
                         ".generation: ",
+                        ".observedGeneration: ",
                         ".annotations.quartermaster.dev/requested-at: ",
                     ];
+                    if name.ends_with("changed back") {
+                        // An autoscaler without metrics keeps the number of Pods.
+                        differ.extend([".replicas: ", "Replicas: ", "available\""]);
+                    }
                     found.retain(|line| !differ.iter().any(|it| line.contains(it)));
                     let found = found.join("\n");
                     assert!(
@@ -254,6 +260,27 @@ impl Scene<'_> {
                 assert_eq!(*recorded, name, "the order of checkpoints");
                 self.becomes(name, expected).await;
             }
+        }
+    }
+
+    /// Returns the earlier state that the state at a checkpoint must equal, even without faults.
+    fn equal_state<'s>(
+        &self,
+        name: &str,
+        states: &'s [(&'static str, Value)],
+    ) -> Option<&'s (&'static str, Value)> {
+        let named = |wanted: &str| states.iter().find(|(name, _)| *name == wanted);
+        if name.ends_with("corrected") {
+            return states.last();
+        }
+        // The other kinds have a history.
+        self.kind.reports_readiness()?;
+        match name {
+            "immutable copies replaced" => named("copy recreated"),
+            "destination added" => named("source changed back"),
+            _ if name.ends_with("recreated") => states.last(),
+            _ if name.ends_with("changed back") => named("created"),
+            _ => None,
         }
     }
 
@@ -312,7 +339,7 @@ impl Scene<'_> {
         if let Err(error) = rests_for(time, || self.last_write()).await {
             let requests = self.requests();
             let last = requests.iter().rev().filter(|it| is_write(&it.request));
-            let last: Vec<_> = last.take(5).map(|it| shown(&it.request)).collect();
+            let last: Vec<_> = last.take(5).map(|it| describe(&it.request)).collect();
             panic!("{error:#}; the last writes are {last:?}");
         }
     }
@@ -342,7 +369,7 @@ impl Scene<'_> {
             .iter()
             .map(|it| &it.request)
             .filter(|it| is_write(it) && !self.owns(it))
-            .map(shown)
+            .map(describe)
             .collect();
         assert!(foreign.is_empty(), "writes to foreign objects: {foreign:?}");
         let rejected = self.rejected();
@@ -381,8 +408,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Returns how many of these writes the faults may add. A deletion whose answer the operator does not get is
-    /// repeated, while the object still exists. A set creates a field for a target that only an old list shows, and
+    /// Returns how many of these writes the faults may add. A performed deletion whose answer the operator does not get
+    /// is repeated, while the object still exists. A set creates a field for a target that only an old list shows, and
     /// deletes it later.
     fn performed_because_of_faults(&self, write: &str) -> usize {
         let is_old = self.cases.iter().any(|case| {
@@ -392,9 +419,19 @@ impl Scene<'_> {
             )
         });
         let is_set = self.kind == Kind::TrackedFieldSet && write.ends_with(" trackedfields");
-        let is_stale = |case: &Case| case.place.kind() == PlaceKind::Watch;
-        let is_repeated = write.starts_with("Delete") && !self.cases.iter().any(is_stale);
-        usize::from(is_old && is_set) + if is_repeated { self.struck() } else { 0 }
+        let unanswered = self
+            .cases
+            .iter()
+            .zip(&self.strikes)
+            .filter(|(case, strike)| {
+                case.fault.performs_without_answer() && strike.request().as_deref() == Some(write)
+            });
+        let repeated = if write.starts_with("Delete") {
+            unanswered.count()
+        } else {
+            0
+        };
+        usize::from(is_old && is_set) + repeated
     }
 
     /// Returns the number of requests that lasting faults rejected.
@@ -455,7 +492,7 @@ impl Scene<'_> {
     }
 }
 
-fn shown(request: &ApiRequest) -> String {
+fn describe(request: &ApiRequest) -> String {
     let ApiRequest {
         verb,
         resource,
@@ -475,8 +512,8 @@ fn shown(request: &ApiRequest) -> String {
 pub async fn observe(kind: Kind, options: &RunOptions<'_>) -> Result<Reference, String> {
     let states = Checkpoints::Record(Mutex::default());
     let (scene, report) = play(kind, Vec::new(), states, options).await?;
-    if kind.reports_readiness().is_some() && scene.readiness.checked() < 3 {
-        let checked = scene.readiness.checked();
+    let checked = scene.readiness.as_ref().map_or(0, Readiness::checked);
+    if kind.reports_readiness().is_some() && checked < 3 {
         return Err(format!("{checked} statuses say Ready for a new spec"));
     }
     let mut by_resource = BTreeMap::new();
@@ -514,13 +551,14 @@ pub async fn run(
 }
 
 /// Plays the workload of a kind once. Others start the operators behind these proxies, and disturb them. `receiver` gets
-/// the notifications of the workload. `kills` returns the number of kills since the start of this run.
-pub async fn run_beside(
+/// the notifications of the workload. `repeats` returns how many messages the faults may have repeated since the start of
+/// this run.
+pub async fn run_against(
     kind: Kind,
     receiver: &Receiver,
     proxies: &[Proxy],
     aws: &Aws,
-    kills: &(dyn Fn() -> usize + Sync),
+    repeats: &(dyn Fn() -> usize + Sync),
     reference: &Reference,
 ) -> Result<(), String> {
     let scene = Scene {
@@ -534,14 +572,14 @@ pub async fn run_beside(
         steps: Steps::default(),
         checkpoints: Checkpoints::Compare(reference),
         // A random fault may damage a child at any time.
-        readiness: Readiness::default(),
-        further_kills: kills,
+        readiness: None,
+        further_repeats: repeats,
     };
     let played = async {
         kind.prepare(&scene).await;
         scene.begin_step().await;
-        kind.live(&scene).await;
-        kind.end(&scene).await;
+        kind.change(&scene).await;
+        kind.delete_all(&scene).await;
         scene.checkpoint("deleted").await;
         scene.assert_no_orphan().await;
         kind.assert_outside(&scene);
@@ -601,8 +639,8 @@ async fn play<'a>(
         strikes,
         steps: Steps::default(),
         checkpoints,
-        readiness,
-        further_kills: &|| 0,
+        readiness: Some(readiness),
+        further_repeats: &|| 0,
     };
     if let Checkpoints::Record(_) = &scene.checkpoints {
         scene.steps.observe(&scene.bed, &scene.proxies[0]);
@@ -628,15 +666,16 @@ async fn play<'a>(
     let played = {
         let both = async {
             tokio::select! {
-                () = whole(&scene, options, &mut permit) => {}
+                () = play_and_assert(&scene, options, &mut permit) => {}
                 () = scene.strike(&mut replicas) => unreachable!("does not return"),
             }
         };
         catch_panic(both.map(Ok)).await
     };
-    // A leader that was killed is the first.
-    let (living, killed) = replicas.split_last_mut().unwrap();
-    let played = played.and_then(|()| is_sound(living));
+    // A failover kills the leader.
+    let killed = usize::from(fails_over && scene.struck() > 0);
+    let (killed, living) = replicas.split_at_mut(killed);
+    let played = played.and_then(|()| living.iter_mut().try_for_each(is_sound));
     let played = played.and_then(|()| killed.iter().try_for_each(has_no_panic));
     if let (Err(_), Some(file)) = (&played, &options.failure_log) {
         let logs: String = replicas.iter().map(Operator::logs).collect();
@@ -662,7 +701,7 @@ async fn play<'a>(
 
 /// Plays the workload and asserts what must hold. The operator rests while its objects exist, unless the fault strikes
 /// at their end.
-async fn whole<'p>(
+async fn play_and_assert<'p>(
     scene: &Scene<'_>,
     options: &'p RunOptions<'_>,
     permit: &mut Option<SemaphorePermit<'p>>,
@@ -674,14 +713,28 @@ async fn whole<'p>(
         *permit = Some(options.active.acquire().await.unwrap());
         scene.still_equals_checkpoint().await;
     };
+    let initial = match scene.checkpoints {
+        Checkpoints::Record(_) => Some(scene.settles().await),
+        Checkpoints::Compare(_) => None,
+    };
     scene.begin_step().await;
-    scene.kind.live(scene).await;
+    scene.kind.change(scene).await;
     let struck = scene.struck();
     if struck > 0 {
         rest(permit).await;
     }
-    scene.kind.end(scene).await;
+    scene.kind.delete_all(scene).await;
     scene.checkpoint("deleted").await;
+    if let Some(mut initial) = initial {
+        let mut left = scene.state().await.unwrap();
+        if !scene.kind.calls_aws() {
+            // The messages of the workload.
+            initial["outside"].take();
+            left["outside"].take();
+        }
+        let found = differences(&initial, &left).join("\n");
+        assert!(found.is_empty(), "the operator leaves something:\n{found}");
+    }
     if scene.struck() > struck {
         rest(permit).await;
     }
@@ -691,7 +744,9 @@ async fn whole<'p>(
         Checkpoints::Record(_) => None,
     };
     scene.assert_writes(reference);
-    scene.readiness.assert_true();
+    if let Some(readiness) = &scene.readiness {
+        readiness.assert_true();
+    }
     scene.kind.assert_outside(scene);
 }
 

@@ -21,7 +21,7 @@ const NO_METRICS: &str = "; the HorizontalPodAutoscaler does not scale";
 /// Minimum length of a digest in a name.
 const DIGEST: usize = 16;
 
-/// Owners of annotations that other controllers write.
+/// Prefixes of annotations that other controllers write.
 const OF_OTHERS: [&str; 2] = ["deployment.kubernetes.io/", "endpoints.kubernetes.io/"];
 
 /// Returns all objects of these kinds in these namespaces, by kind and name.
@@ -37,7 +37,7 @@ pub async fn take(
             let api: Api<DynamicObject> = Api::namespaced_with(bed.client.clone(), namespace, kind);
             for object in api.list(&ListParams::default()).await? {
                 let name = mask.text(&format!("{} {namespace}/{}", kind.kind, named(&object)));
-                state.insert(name, mask.json(&shown(kind, &object)));
+                state.insert(name, mask.json(&comparable(kind, &object)));
             }
         }
     }
@@ -54,7 +54,7 @@ fn named(object: &DynamicObject) -> String {
 }
 
 /// Returns what a workload determines of an object.
-fn shown(kind: &ApiResource, object: &DynamicObject) -> Value {
+fn comparable(kind: &ApiResource, object: &DynamicObject) -> Value {
     let is_own = is_ours(&kind.kind, &kind.api_version);
     let meta = object.meta();
     let mut annotations = meta.annotations.clone().unwrap_or_default();
@@ -127,23 +127,30 @@ fn shown(kind: &ApiResource, object: &DynamicObject) -> Value {
     state
 }
 
-/// Returns the names and UIDs of all objects of these kinds in these namespaces.
-pub async fn uids(
+/// Returns the names, UIDs and versions of all objects of these kinds in these namespaces. The version changes with the
+/// spec, or with the content of an object without spec and status.
+pub async fn versions(
     bed: &Bed,
     namespaces: &[String],
     kinds: &[ApiResource],
 ) -> anyhow::Result<BTreeSet<String>> {
-    let mut uids = BTreeSet::new();
+    let mut versions = BTreeSet::new();
     for namespace in namespaces {
         for kind in kinds {
             let api: Api<DynamicObject> = Api::namespaced_with(bed.client.clone(), namespace, kind);
             for object in api.list(&ListParams::default()).await? {
                 let (name, uid) = (object.name_any(), object.uid().unwrap_or_default());
-                uids.insert(format!("{} {namespace}/{name} {uid}", kind.kind));
+                let has_status = object.data.get("status").is_some();
+                let version = match object.metadata.generation {
+                    Some(generation) => generation.to_string(),
+                    None if has_status => String::new(),
+                    None => object.resource_version().unwrap_or_default(),
+                };
+                versions.insert(format!("{} {namespace}/{name} {uid} {version}", kind.kind));
             }
         }
     }
-    Ok(uids)
+    Ok(versions)
 }
 
 /// Returns the objects whose owner is of our kinds and does not exist.

@@ -7,7 +7,7 @@ use testbed::proxy::{self, BOOKMARK, Ending, LIST_END, Match, Order, Proxy, Time
 use tokio::sync::watch;
 
 use super::case::{Fault, Staleness};
-use super::scene::Scene;
+use super::scene::{Scene, is_sound};
 use super::steps;
 use super::strike::hit;
 use crate::support::{Bed, Operator, SOON};
@@ -150,6 +150,7 @@ impl StaleWatch {
 
     async fn fail_over(&self, replicas: &mut [Operator]) {
         self.wait_for(Phase::After).await;
+        is_sound(&mut replicas[0]).unwrap();
         replicas[0].kill();
         replicas[1].leads().await;
     }
@@ -190,7 +191,7 @@ impl StaleWatch {
         };
         self.has_struck.store(true, Ordering::Relaxed);
         let later = self.proxy.freeze(self.watch.clone());
-        let answer = proxy::Fault::Say(list.clone());
+        let answer = proxy::Fault::Respond(list.clone());
         let old = self.proxy.inject(self.lists.clone(), Times::Always, answer);
         self.expire();
         old.wait_for_hits(1, SOON)

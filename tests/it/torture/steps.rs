@@ -41,13 +41,12 @@ impl Steps {
         });
         proxy.inject(Match::verb(Verb::Watch), Times::Always, note);
         let (steps, namespace) = (self.clone(), bed.namespace.clone());
-        proxy.hide(Match::verb(Verb::Watch), move |event| {
+        proxy.on_event(Match::verb(Verb::Watch), move |event| {
             if event.kind != BOOKMARK {
                 let place = (watch_name(&event.request, &namespace), steps.current());
                 let mut events = steps.events.lock().unwrap_or_else(PoisonError::into_inner);
                 *events.entry(place).or_default() += 1;
             }
-            false
         });
     }
 

@@ -28,9 +28,14 @@ pub fn is_write(request: &ApiRequest) -> bool {
         && !request.group.ends_with("authentication.k8s.io")
 }
 
+/// Returns the verb and resource of a write, or the action of AWS, once it came.
+type Request = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
 /// A fault that waits for its place.
 pub struct Strike {
     means: Means,
+    /// The write or call that is struck.
+    request: Request,
     /// True once the fault is over.
     over: watch::Sender<bool>,
 }
@@ -56,6 +61,15 @@ impl Strike {
         proxies: &[Proxy],
         aws: Option<&Aws>,
     ) -> Self {
+        // Before the fault, which may cut the connection.
+        let request: Request = match (&case.place, aws) {
+            (Place::Write(number), _) => note_write(*number, counted, &proxies[0]),
+            (Place::Call(number), Some(aws)) => {
+                let (aws, index) = (aws.clone(), usize::try_from(*number).unwrap() - 1);
+                Box::new(move || Some(aws.calls().get(index)?.action.clone()))
+            }
+            _ => Box::new(|| None),
+        };
         let means = match (&case.place, aws) {
             (Place::Call(_), None) => panic!("{case}: the kind calls no AWS"),
             (Place::Call(number), Some(aws)) => of_call(case.fault, *number, aws),
@@ -70,6 +84,7 @@ impl Strike {
         };
         Self {
             means,
+            request,
             over: watch::Sender::new(false),
         }
     }
@@ -137,6 +152,11 @@ impl Strike {
         }
     }
 
+    /// Returns the write or call that was struck: verb and resource, or action of AWS.
+    pub fn request(&self) -> Option<String> {
+        (self.request)()
+    }
+
     /// Waits until a fault that has struck is over.
     pub async fn wait_until_over(&self) {
         if self.has_struck() {
@@ -156,6 +176,22 @@ impl Strike {
             _ => 0,
         }
     }
+}
+
+/// Notes the write of this number.
+fn note_write(number: u64, counted: fn(&ApiRequest) -> bool, proxy: &Proxy) -> Request {
+    let noted = Arc::<Mutex<Option<String>>>::default();
+    let request = Arc::clone(&noted);
+    let hook = proxy::Fault::hook(Point::Before, move |request| {
+        let text = format!("{:?} {}", request.verb, request.resource);
+        *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+        async { Then::GoOn }
+    });
+    proxy.inject(writes().and(counted), Times::Nth(number), hook);
+    Box::new(move || {
+        let noted = request.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.clone()
+    })
 }
 
 pub async fn hit(order: &Order) {

@@ -1,9 +1,9 @@
 //! A workload for each kind: create, change, change back, drift of each child, delete.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
+use clap::ValueEnum;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject, NamespaceResourceScope};
@@ -28,7 +28,8 @@ mod my_ingress;
 mod tracked_field_set;
 
 /// A kind with its workload. The contact point's workload has a `TrackedField`, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum Kind {
     ContactPoint,
     TrackedFieldSet,
@@ -39,15 +40,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 6] = [
-        Self::ContactPoint,
-        Self::TrackedFieldSet,
-        Self::ConfigMapSync,
-        Self::AppService,
-        Self::MyApp,
-        Self::MyIngress,
-    ];
-
     /// Returns the name of the kind in lower case, for namespaces.
     pub fn lowercase(self) -> String {
         self.to_string().replace('_', "")
@@ -117,31 +109,32 @@ impl Kind {
             Self::AppService => app_service::prepare(scene).await,
             Self::MyApp => my_app::prepare(scene).await,
             Self::MyIngress => my_ingress::prepare(scene).await,
-            Self::ContactPoint | Self::TrackedFieldSet => {}
+            Self::TrackedFieldSet => tracked_field_set::prepare(scene).await,
+            Self::ContactPoint => {}
         }
     }
 
     /// Plays the workload up to the deletion.
-    pub async fn live(self, scene: &Scene<'_>) {
+    pub async fn change(self, scene: &Scene<'_>) {
         match self {
-            Self::ContactPoint => contact_point::live(scene).await,
-            Self::TrackedFieldSet => tracked_field_set::live(scene).await,
-            Self::ConfigMapSync => config_map_sync::live(scene).await,
-            Self::AppService => app_service::live(scene).await,
-            Self::MyApp => my_app::live(scene).await,
-            Self::MyIngress => my_ingress::live(scene).await,
+            Self::ContactPoint => contact_point::change(scene).await,
+            Self::TrackedFieldSet => tracked_field_set::change(scene).await,
+            Self::ConfigMapSync => config_map_sync::change(scene).await,
+            Self::AppService => app_service::change(scene).await,
+            Self::MyApp => my_app::change(scene).await,
+            Self::MyIngress => my_ingress::change(scene).await,
         }
     }
 
     /// Deletes the objects.
-    pub async fn end(self, scene: &Scene<'_>) {
+    pub async fn delete_all(self, scene: &Scene<'_>) {
         match self {
-            Self::ContactPoint => contact_point::end(scene).await,
-            Self::TrackedFieldSet => tracked_field_set::end(scene).await,
-            Self::ConfigMapSync => config_map_sync::end(scene).await,
-            Self::AppService => app_service::end(scene).await,
-            Self::MyApp => my_app::end(scene).await,
-            Self::MyIngress => my_ingress::end(scene).await,
+            Self::ContactPoint => contact_point::delete_all(scene).await,
+            Self::TrackedFieldSet => tracked_field_set::delete_all(scene).await,
+            Self::ConfigMapSync => config_map_sync::delete_all(scene).await,
+            Self::AppService => app_service::delete_all(scene).await,
+            Self::MyApp => my_app::delete_all(scene).await,
+            Self::MyIngress => my_ingress::delete_all(scene).await,
         }
     }
 
@@ -215,26 +208,7 @@ impl Kind {
 
 impl fmt::Display for Kind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::ContactPoint => "contact_point",
-            Self::TrackedFieldSet => "tracked_field_set",
-            Self::ConfigMapSync => "config_map_sync",
-            Self::AppService => "app_service",
-            Self::MyApp => "my_app",
-            Self::MyIngress => "my_ingress",
-        })
-    }
-}
-
-impl FromStr for Kind {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|kind| kind.to_string() == name);
-        found.ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(ToString::to_string).collect();
-            format!("unknown kind {name}: use one of {}", names.join(", "))
-        })
+        out.write_str(self.to_possible_value().unwrap().get_name())
     }
 }
 

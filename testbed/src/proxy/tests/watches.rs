@@ -18,20 +18,26 @@ async fn frozen_watch_holds_events_until_thawed() {
         upstream.send_event("MODIFIED", "two");
         upstream.send_event("MODIFIED", "three");
         upstream.send_event(BOOKMARK, "");
+        let end = json!({ "metadata": { "name": "end", "annotations": { LIST_END: "true" } } });
+        upstream.send_object(BOOKMARK, &end);
         upstream.send_event("MODIFIED", "four");
-        frozen.wait_for_hits(6, SOON).await.unwrap();
+        frozen.wait_for_hits(8, SOON).await.unwrap();
         // Other requests still work.
         assert_eq!(client.get(PODS).await.unwrap().status(), 200);
         let quiet = tokio::time::timeout(Duration::from_millis(50), watch.next()).await;
         assert!(quiet.is_err(), "{quiet:?}");
         frozen.cancel();
-        for name in ["two", "three", "", "four"] {
+        for name in ["two", "three", "", "end", "four"] {
             assert_eq!(
                 (watch.name().await, other.name().await),
                 (name.to_owned(), name.to_owned())
             );
         }
-        assert_eq!(frozen.hits(), 6, "a bookmark is no hit");
+        assert_eq!(
+            frozen.hits(),
+            8,
+            "only the bookmark that ends a list is a hit"
+        );
         assert_eq!(elsewhere.hits(), 0);
         drop((watch, other));
         let deadline = Instant::now() + SOON;

@@ -1,7 +1,5 @@
 //! An app with every child: Deployment, Service, Ingress and autoscaler.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -13,7 +11,7 @@ use qm_api::AppService;
 use serde_json::{Value, json};
 use testbed::proxy::ApiRequest;
 
-use super::my_app::shown;
+use super::my_app::image_and_readiness;
 use super::{Reader, Scene, becomes_ready, damage, delete, resource};
 
 pub fn resources() -> Vec<ApiResource> {
@@ -67,7 +65,7 @@ fn second() -> Value {
     })
 }
 
-pub async fn live(scene: &Scene<'_>) {
+pub async fn change(scene: &Scene<'_>) {
     let bed = &scene.bed;
     bed.create::<AppService>("web", json!({ "spec": first() }))
         .await;
@@ -99,7 +97,7 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("children recreated").await;
 }
 
-pub async fn end(scene: &Scene<'_>) {
+pub async fn delete_all(scene: &Scene<'_>) {
     delete::<AppService>(scene, "web").await;
 }
 
@@ -109,27 +107,40 @@ pub async fn expected_and_found(reader: &Reader, spec: &Value) -> anyhow::Result
     let pods = pods
         .iter()
         .filter(|pod| pod.meta().deletion_timestamp.is_none());
-    // Once each: the autoscaler may keep any number.
-    let pods: BTreeSet<_> = pods.map(|pod| shown(pod).to_string()).collect();
-    let pods = pods.into_iter().collect::<Vec<_>>();
+    let mut pods: Vec<_> = pods.map(image_and_readiness).collect();
+    let mut size = spec["size"].as_u64().unwrap_or(1);
+    if !spec["autoscaling"].is_null() {
+        // The autoscaler may keep any number.
+        pods.dedup();
+        size = 1;
+    }
+    let deployment = reader.api::<Deployment>().get_opt("web").await?;
     let service = reader.api::<Service>().get_opt("web").await?;
     let ingress = reader.api::<Ingress>().get_opt("web").await?;
     let scaler = reader
         .api::<HorizontalPodAutoscaler>()
         .get_opt("web")
         .await?;
-    let (service, ingress, scaler) = (json!(service), json!(ingress), json!(scaler));
+    let (deployment, service) = (json!(deployment), json!(service));
+    let (ingress, scaler) = (json!(ingress), json!(scaler));
+    let pod = json!([spec["image"], true]);
+    let backend = json!({ "name": "web", "port": { "number": spec["ports"][0]["port"] } });
     let expected = json!({
-        "pods": [json!([spec["image"], true]).to_string()],
+        "pods": (0..size).map(|_| pod.clone()).collect::<Vec<_>>(),
+        "resources": spec["resources"],
         "ports": ports(&spec["ports"]),
         "host": spec["ingress"]["host"],
-        "maxReplicas": spec["autoscaling"]["max"],
+        "backend": backend,
+        "replicas": [spec["autoscaling"]["min"], spec["autoscaling"]["max"]],
     });
+    let rule = &ingress["spec"]["rules"][0];
     let found = json!({
         "pods": pods,
+        "resources": deployment["spec"]["template"]["spec"]["containers"][0]["resources"],
         "ports": ports(&service["spec"]["ports"]),
-        "host": ingress["spec"]["rules"][0]["host"],
-        "maxReplicas": scaler["spec"]["maxReplicas"],
+        "host": rule["host"],
+        "backend": rule["http"]["paths"][0]["backend"]["service"],
+        "replicas": [scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]],
     });
     Ok((expected, found))
 }

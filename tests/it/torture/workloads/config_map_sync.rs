@@ -56,7 +56,7 @@ async fn source(scene: &Scene<'_>) {
     scene.bed.create::<ConfigMap>("settings", rest).await;
 }
 
-pub async fn live(scene: &Scene<'_>) {
+pub async fn change(scene: &Scene<'_>) {
     let bed = &scene.bed;
     let [one, two] = destinations(&bed.namespace);
     let spec = json!({
@@ -105,7 +105,7 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("immutable copies replaced").await;
 }
 
-pub async fn end(scene: &Scene<'_>) {
+pub async fn delete_all(scene: &Scene<'_>) {
     delete::<ConfigMapSync>(scene, "sync").await;
 }
 

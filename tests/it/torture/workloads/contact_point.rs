@@ -21,7 +21,7 @@ pub fn owns(request: &ApiRequest) -> bool {
     )
 }
 
-pub async fn live(scene: &Scene<'_>) {
+pub async fn change(scene: &Scene<'_>) {
     let bed = &scene.bed;
     bed.secret("token", TOKEN).await;
     let spec = json!({
@@ -49,7 +49,7 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("changed for the new receiver").await;
 }
 
-pub async fn end(scene: &Scene<'_>) {
+pub async fn delete_all(scene: &Scene<'_>) {
     delete::<TrackedField>(scene, "web").await;
     delete::<ContactPoint>(scene, "hook").await;
 }

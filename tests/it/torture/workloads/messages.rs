@@ -24,8 +24,8 @@ pub fn sent(scene: &Scene<'_>) -> Value {
     json!(fields)
 }
 
-/// Asserts that a message is repeated only by a kill, which repeats at most the request in flight: entries or a test
-/// message. Without a kill there are `tests` test messages.
+/// Asserts that only a kill, or a fault with its effect, repeats a message: at most the request in flight, with entries
+/// or a test message. Without such a fault there are `tests` test messages.
 pub fn assert_repeats_bounded(scene: &Scene<'_>, tests: usize) {
     let mut requests = accepted(&scene.receiver);
     requests.retain(|it| it.text().contains(&scene.bed.namespace));
@@ -48,7 +48,7 @@ pub fn assert_repeats_bounded(scene: &Scene<'_>, tests: usize) {
         let new = ids.iter().filter(|id| seen.insert(id.to_string())).count();
         repeated += usize::from(new < ids.len());
     }
-    let allowed = scene.kills();
+    let allowed = scene.permitted_repeats();
     assert!(
         more_tests + repeated <= allowed,
         "{more_tests} test messages and {repeated} requests with changes were repeated; {allowed} may be"

@@ -28,7 +28,7 @@ pub async fn prepare(scene: &Scene<'_>) {
     scene.bed.create::<Pod>("other-pod", pod).await;
 }
 
-pub async fn live(scene: &Scene<'_>) {
+pub async fn change(scene: &Scene<'_>) {
     let bed = &scene.bed;
     let first = json!({ "image": "nginx:1", "banner": "one" });
     let second = json!({ "image": "nginx:2", "banner": "two" });
@@ -68,7 +68,7 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("Pod recreated").await;
 }
 
-pub async fn end(scene: &Scene<'_>) {
+pub async fn delete_all(scene: &Scene<'_>) {
     delete::<MyApp>(scene, "web").await;
 }
 
@@ -92,11 +92,14 @@ async fn damage_pod(scene: &Scene<'_>, patch: Value) {
 pub async fn expected_and_found(reader: &Reader, spec: &Value) -> anyhow::Result<(Value, Value)> {
     let pod = reader.api::<Pod>().get_opt("web-pod").await?;
     let pod = pod.filter(|pod| pod.meta().deletion_timestamp.is_none());
-    Ok((json!([spec["image"], true]), json!(pod.as_ref().map(shown))))
+    Ok((
+        json!([spec["image"], true]),
+        json!(pod.as_ref().map(image_and_readiness)),
+    ))
 }
 
 /// Returns the image of a Pod, and whether it is ready.
-pub fn shown(pod: &Pod) -> Value {
+pub fn image_and_readiness(pod: &Pod) -> Value {
     let spec = json!(pod.spec);
     let status = json!(pod.status);
     let mut conditions = status["conditions"].as_array().into_iter().flatten();

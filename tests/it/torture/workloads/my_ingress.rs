@@ -1,6 +1,6 @@
 //! A load balancer without listeners, beside objects of somebody else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kube::core::ApiResource;
@@ -10,6 +10,12 @@ use testbed::aws::{Aws, Balancer, SUBNETS};
 use testbed::proxy::ApiRequest;
 
 use super::{Reader, Scene, becomes_ready, delete, resource};
+
+/// Stands for a UID in a tag.
+const UID: &str = "<uid>";
+
+/// Stands for the namespace in a tag.
+const NAMESPACE: &str = "<namespace>";
 
 pub fn resources() -> Vec<ApiResource> {
     vec![resource::<MyIngress>()]
@@ -36,26 +42,22 @@ pub async fn prepare(scene: &Scene<'_>) {
     aws.provisioning(Duration::from_millis(200));
 }
 
-pub async fn live(scene: &Scene<'_>) {
+pub async fn change(scene: &Scene<'_>) {
     let (bed, aws) = (&scene.bed, aws(scene));
-    let group = aws.security_groups().remove(0);
+    let groups = aws.security_groups();
     let first = json!({
         "subnets": SUBNETS[..2],
         "tags": { "team": "a", "stage": null },
-        "securityGroups": null,
-        "ipAddressType": null,
+        "securityGroups": [groups[0]],
+        "ipAddressType": "ipv4",
     });
     let second = json!({
         "subnets": SUBNETS[..3],
         "tags": { "team": null, "stage": "test" },
-        "securityGroups": [group],
+        "securityGroups": [groups[1]],
         "ipAddressType": "dualstack",
     });
     let mut created = first.clone();
-    created
-        .as_object_mut()
-        .unwrap()
-        .retain(|_, it| !it.is_null());
     created["tags"].as_object_mut().unwrap().remove("stage");
     bed.create::<MyIngress>("web", json!({ "spec": created }))
         .await;
@@ -82,26 +84,32 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("recreated").await;
 }
 
-pub async fn end(scene: &Scene<'_>) {
+pub async fn delete_all(scene: &Scene<'_>) {
     delete::<MyIngress>(scene, "web").await;
 }
 
 /// Returns what exists in AWS.
 pub async fn outside(scene: &Scene<'_>) -> anyhow::Result<Value> {
-    let shown = |balancer: Balancer| {
+    let (aws, namespace) = (aws(scene), &*scene.bed.namespace);
+    let balancers = aws.balancers().await?.into_iter().map(|it| {
+        // IDs differ from run to run.
+        let groups = it.security_groups.iter();
+        let groups: BTreeSet<_> = groups.map(|id| aws.security_group_name(id)).collect();
         json!({
-            "name": balancer.name,
-            "subnets": balancer.subnets,
-            "securityGroups": balancer.security_groups.len(),
-            "ipAddressType": balancer.ip_address_type,
-            "state": balancer.state,
-            "tags": tags(balancer.tags),
+            "name": it.name,
+            "subnets": it.subnets,
+            "securityGroups": groups,
+            "ipAddressType": it.ip_address_type,
+            "state": it.state,
+            "tags": comparable(it.tags, namespace),
         })
-    };
-    let aws = aws(scene);
-    let balancers = aws.balancers().await?.into_iter().map(shown);
-    let groups = aws.target_groups().await?.len();
-    Ok(json!({ "balancers": balancers.collect::<Vec<_>>(), "targetGroups": groups }))
+    });
+    let groups = aws.target_groups().await?.into_iter();
+    let groups = groups.map(|it| json!([it.name, it.port, comparable(it.tags, namespace)]));
+    Ok(json!({
+        "balancers": balancers.collect::<Vec<_>>(),
+        "targetGroups": groups.collect::<Vec<_>>(),
+    }))
 }
 
 async fn balancer(scene: &Scene<'_>) -> Balancer {
@@ -112,29 +120,41 @@ async fn balancer(scene: &Scene<'_>) -> Balancer {
 pub async fn expected_and_found(reader: &Reader, spec: &Value) -> anyhow::Result<(Value, Value)> {
     let aws = reader.aws.as_ref().unwrap();
     let balancer = aws.balancer("web-alb").await?;
-    let address_type = &spec["ipAddressType"];
     let mut expected = json!({
         "state": "active",
         "subnets": spec["subnets"],
-        "ipAddressType": address_type,
+        "securityGroups": spec["securityGroups"],
+        "ipAddressType": spec["ipAddressType"],
         "tags": spec["tags"],
     });
-    expected["tags"]["ManagedBy"] = "quartermaster".into();
+    let ownership = [
+        ("ManagedBy", "quartermaster"),
+        ("quartermaster.dev/cluster", UID),
+        ("quartermaster.dev/owner", &format!("{NAMESPACE}/web")),
+        ("quartermaster.dev/owner-uid", UID),
+    ];
+    for (key, value) in ownership {
+        expected["tags"][key] = value.into();
+    }
     let found = balancer.map(|it| {
-        // The operator leaves what the spec does not set.
-        let found_type = (!address_type.is_null()).then_some(it.ip_address_type);
         json!({
             "state": it.state,
             "subnets": it.subnets,
-            "ipAddressType": found_type,
-            "tags": tags(it.tags),
+            "securityGroups": it.security_groups,
+            "ipAddressType": it.ip_address_type,
+            "tags": comparable(it.tags, &reader.namespace),
         })
     });
     Ok((expected, json!(found)))
 }
 
-/// Returns the tags without those with UIDs and the namespace.
-fn tags(mut tags: BTreeMap<String, String>) -> BTreeMap<String, String> {
-    tags.retain(|key, _| !key.contains("quartermaster.dev/"));
+/// Returns the tags with [`UID`] and [`NAMESPACE`] in place of values that differ from run to run.
+fn comparable(mut tags: BTreeMap<String, String>, namespace: &str) -> BTreeMap<String, String> {
+    for value in tags.values_mut() {
+        *value = match uuid::Uuid::parse_str(value) {
+            Ok(_) => UID.into(),
+            Err(_) => value.replace(namespace, NAMESPACE),
+        };
+    }
     tags
 }

@@ -31,9 +31,13 @@ pub fn owns(request: &ApiRequest) -> bool {
     }
 }
 
-pub async fn live(scene: &Scene<'_>) {
+pub async fn prepare(scene: &Scene<'_>) {
+    let url = scene.receiver.url();
+    scene.bed.webhook("hook", &url).await;
+}
+
+pub async fn change(scene: &Scene<'_>) {
     let bed = &scene.bed;
-    bed.webhook("hook", &scene.receiver.url()).await;
     bed.ready("hook").await;
     bed.service("a", ports(8080)).await;
     bed.service("b", ports(8080)).await;
@@ -71,7 +75,7 @@ pub async fn live(scene: &Scene<'_>) {
     scene.checkpoint("child recreated").await;
 }
 
-pub async fn end(scene: &Scene<'_>) {
+pub async fn delete_all(scene: &Scene<'_>) {
     delete::<TrackedFieldSet>(scene, "all").await;
 }
 
