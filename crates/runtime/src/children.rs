@@ -68,8 +68,10 @@ pub enum Ensured<S> {
     Adopted(KnownChild<S>),
     /// The child was changed.
     Updated(KnownChild<S>),
-    /// Nothing was written: the child needs no write, or a correction must wait.
+    /// The child needs no write.
     Kept(KnownChild<S>),
+    /// A write waits for the rate limit, or because other clients keep changing the child.
+    Waits(KnownChild<S>),
     /// The child was deleted, for this reason.
     Deleted(KnownChild<S>, String),
     /// The child is being deleted.
@@ -186,14 +188,16 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         let (owner, key, digest) = (&cx.owner, desired.key(), desired.digest());
         let known = self.cache.known(&key);
         // A deletion that the watch has shown may be complete by now.
-        if let Some(known) = known.as_ref().filter(|known| !known.terminating)
-            && (self.cache.is_up_to_date(&key, digest)
-                || self.drift.is_backing_off(owner, &key, digest)
-                || self
-                    .unconfirmed
-                    .waits(&key, &basis(owner, known.fingerprint)))
-        {
-            return Ok(Ensured::Kept(known.clone()));
+        if let Some(known) = known.as_ref().filter(|known| !known.terminating) {
+            if self.cache.is_up_to_date(&key, digest) {
+                return Ok(Ensured::Kept(known.clone()));
+            }
+            let basis = basis(owner, known.fingerprint);
+            if self.drift.is_backing_off(owner, &key, digest)
+                || self.unconfirmed.waits(&key, &basis)
+            {
+                return Ok(Ensured::Waits(known.clone()));
+            }
         }
         let may_exist = known.is_some() || !owner.is_fresh();
         // The future holds the object several times, so it is too large for the stack of every reconcile.
@@ -295,6 +299,16 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 before = drifted
                     .map(|object| (desired.values(object), managed_fields_of(object).to_vec()));
             }
+            let metadata = match object {
+                Some(object) => Some(object.meta()),
+                None => desired.cached_metadata(&child.summary),
+            };
+            if ownership == Ownership::Owned
+                && !matches!(action, ChildAction::Delete(_))
+                && metadata.is_some_and(|metadata| owner.lacks_reference(metadata))
+            {
+                cx.confirm_owner().await?;
+            }
             let is_applied = matches!(action, ChildAction::Apply(_));
             let written = match action {
                 ChildAction::Apply(applied) => {
@@ -309,7 +323,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                             && owner.is_observed()
                             && self.must_wait(owner, key, child.fingerprint))
                     {
-                        return Ok(Ensured::Kept(child));
+                        return Ok(Ensured::Waits(child));
                     }
                     applied
                         .write(&api, live, &ownership, matched, has_drifted, is_last)

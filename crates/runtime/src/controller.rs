@@ -192,20 +192,25 @@ impl<K: ReconciledKind> Context<K> {
             .warning(object, action, reason, note.into());
     }
 
-    /// Checks with the apiserver that the object still exists, because the cache may be stale. Call this before a child
-    /// of an earlier owner passes to this one, and before the recreation of a missing child, which may have been deleted
-    /// with its owner.
+    /// Checks with the apiserver that the object still exists and is not deleted unseen, because the cache may be stale.
+    /// Call this before a child of an earlier owner passes to this one, before the recreation of a missing child, which
+    /// may have been deleted with its owner, and before an owner reference is restored, which the garbage collector may
+    /// have removed because the child is to outlive its owner.
     ///
     /// # Errors
-    /// [`Error::Stale`] if the object no longer exists, [`Error::Api`] if the read failed.
+    /// [`Error::Stale`] if the object no longer exists or is being deleted, [`Error::Api`] if the read failed.
     pub async fn confirm_owner(&self) -> Result<()> {
         let read = self.api().get_metadata_opt(self.owner.name()).await;
         let found = read.map_err(Error::api("the object could not be read"))?;
-        if found.is_some_and(|found| found.uid().as_deref() == Some(self.owner.uid())) {
-            return Ok(());
+        let Some(found) = found.filter(|it| it.uid().as_deref() == Some(self.owner.uid())) else {
+            let gone = "the object no longer exists, or another object has its name";
+            return Err(Error::Stale(gone.into()));
+        };
+        let is_deleted = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_some();
+        if is_deleted(&found.metadata) && !is_deleted(self.object.meta()) {
+            return Err(Error::Stale("the object is being deleted".into()));
         }
-        let gone = "the object no longer exists, or another object has its name";
-        Err(Error::Stale(gone.into()))
+        Ok(())
     }
 
     /// Sets annotations of the object, or removes those without a value, unless the object already has these values.

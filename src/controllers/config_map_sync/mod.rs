@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
@@ -26,6 +27,7 @@ use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use self::copy::DesiredCopy;
 use self::index::{NamespacePresence, SyncIndex};
@@ -74,6 +76,12 @@ const MAX_CONCURRENT_WRITES: usize = 16;
 /// Maximum number of copies in memory, over all syncs. A `ConfigMap` has up to 1 MiB, and memory holds it several
 /// times: as read, as sent and as returned. A live copy may be larger than its source.
 const MAX_COPIES_IN_MEMORY: usize = 6;
+/// Maximum time of the requests of one copy. An admission webhook may take 30 s, and must not block other copies.
+const COPY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time of the writes of all copies in one reconcile, and that of the removals after them. The runtime drops a
+/// reconcile after a minute.
+const WRITES_TIMEOUT: Duration = Duration::from_secs(40);
+const REMOVALS_TIMEOUT: Duration = Duration::from_secs(15);
 
 pub(crate) struct ConfigMapSyncs {
     scope: WatchScope,
@@ -86,6 +94,8 @@ pub(crate) struct ConfigMapSyncs {
     copy_permits: Semaphore,
     /// Time of each sync's last write of copies, if the sync's status does not have that time yet.
     unrecorded: Mutex<HashMap<ObjectKey, Time>>,
+    /// The copies of each sync whose last requests took too long.
+    slow: Mutex<HashMap<ObjectKey, BTreeSet<ObjectKey>>>,
 }
 
 /// Totals of the results of several copies.
@@ -129,6 +139,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             copies,
             copy_permits: Semaphore::new(MAX_COPIES_IN_MEMORY),
             unrecorded: Mutex::default(),
+            slow: Mutex::default(),
         })
     })
 }
@@ -170,20 +181,26 @@ impl Controller for ConfigMapSyncs {
             Err(error) => return Err(Error::api("the source could not be read")(error)),
         };
         let digest = copy::digest(&source, &cx.object.spec, &cx.owner);
-        let ensured = destinations.into_iter().map(|(namespace, presence)| {
+        let deadline = Instant::now() + WRITES_TIMEOUT;
+        let destinations = destinations
+            .into_iter()
+            .map(|(namespace, presence)| (ObjectKey::new(&namespace, &plan.name), presence));
+        let destinations = self.slow_last(&cx.key, destinations.collect(), |(copy, _)| copy);
+        let ensured = destinations.into_iter().map(|(key, presence)| {
             let copy = DesiredCopy {
-                key: ObjectKey::new(&namespace, &plan.name),
+                key,
                 source: &source,
                 spec: &cx.object.spec,
                 owner: &cx.owner,
                 digest: &digest,
             };
-            self.ensure(cx, copy, presence)
+            self.ensure(cx, copy, presence, deadline)
         });
         let mut results: Vec<_> = stream::iter(ensured)
-            .buffered(MAX_CONCURRENT_WRITES)
+            .buffer_unordered(MAX_CONCURRENT_WRITES)
             .collect()
             .await;
+        results.sort_by(|(one, _), (other, _)| one.cmp(other));
         let matching: BTreeSet<_> = results
             .iter()
             .filter(|(_, result)| result.is_ok())
@@ -236,6 +253,10 @@ impl Controller for ConfigMapSyncs {
     fn forget(&self, key: &ObjectKey) {
         self.index.forget(key);
         self.unrecorded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key);
+        self.slow
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(key);
@@ -298,26 +319,74 @@ impl ConfigMapSyncs {
         (self.delete_or_orphan(cx, removed).await, kept.len())
     }
 
-    /// Deletes these copies, or removes the ownership of those that stay. A copy that fails does not block the others.
+    /// Deletes these copies, or removes the ownership of those that stay: a former copy that is now the source stays, too.
+    /// A copy that fails does not block the others.
     async fn delete_or_orphan(
         &self,
         cx: &Context<ConfigMapSync>,
         copies: impl IntoIterator<Item = ObjectKey>,
     ) -> Vec<(ObjectKey, Result<bool>)> {
+        let spec = &cx.object.spec;
+        let source = ObjectKey::new(&spec.source_namespace, &spec.config_map_name);
+        let stays = |copy: &ObjectKey| spec.orphans() || *copy == source;
+        let deadline = Instant::now() + REMOVALS_TIMEOUT;
+        let copies = self.slow_last(&cx.key, copies.into_iter().collect(), |copy| copy);
         let removed = copies.into_iter().map(|copy| async move {
-            // The semaphore is never closed.
-            let _permit = self.copy_permits.acquire().await;
-            let result = if cx.object.spec.orphans() {
-                self.copies.disown(cx, &copy).await
-            } else {
-                self.copies.delete_owned(cx, &copy).await
+            let requests = async {
+                if stays(&copy) {
+                    self.copies.disown(cx, &copy).await
+                } else {
+                    self.copies.delete_owned(cx, &copy).await
+                }
             };
+            let result = self.limited(&cx.key, &copy, deadline, requests).await;
             (copy, result)
         });
-        stream::iter(removed)
-            .buffered(MAX_CONCURRENT_WRITES)
+        let mut results: Vec<_> = stream::iter(removed)
+            .buffer_unordered(MAX_CONCURRENT_WRITES)
             .collect()
-            .await
+            .await;
+        results.sort_by(|(one, _), (other, _)| one.cmp(other));
+        results
+    }
+
+    /// Moves the copies whose last requests took too long to the end, so that they do not take the time of the others.
+    fn slow_last<T>(
+        &self,
+        sync: &ObjectKey,
+        mut copies: Vec<T>,
+        key: impl Fn(&T) -> &ObjectKey,
+    ) -> Vec<T> {
+        let slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slow) = slow.get(sync) {
+            copies.sort_by_key(|copy| slow.contains(key(copy)));
+        }
+        copies
+    }
+
+    /// Makes the requests of one copy, once the memory for it is free. They end after [`COPY_TIMEOUT`], and at the
+    /// deadline.
+    async fn limited<T>(
+        &self,
+        sync: &ObjectKey,
+        copy: &ObjectKey,
+        deadline: Instant,
+        requests: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let late = |message: &str| Err(Error::other(Class::Transient, WRITE_FAILED, message));
+        let Ok(_permit) = timeout_at(deadline, self.copy_permits.acquire()).await else {
+            return late("other copies took too long");
+        };
+        let result = timeout(COPY_TIMEOUT, timeout_at(deadline, requests)).await;
+        let mut slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(Ok(result)) = result else {
+            slow.entry(sync.clone()).or_default().insert(copy.clone());
+            return late("the apiserver, or an admission webhook, took too long");
+        };
+        if let Some(copies) = slow.get_mut(sync) {
+            copies.remove(copy);
+        }
+        result
     }
 
     /// Makes one copy match; returns whether anything was written.
@@ -326,6 +395,7 @@ impl ConfigMapSyncs {
         cx: &Context<ConfigMapSync>,
         copy: DesiredCopy<'_>,
         presence: NamespacePresence,
+        deadline: Instant,
     ) -> (ObjectKey, Result<bool>) {
         let result = match presence {
             NamespacePresence::Missing => Err(Error::other(
@@ -338,17 +408,18 @@ impl ConfigMapSyncs {
                 NAMESPACE_TERMINATING,
                 "the namespace is being deleted",
             )),
-            NamespacePresence::Exists => self.write(cx, &copy).await,
+            NamespacePresence::Exists if self.copies.is_up_to_date(&copy.key, copy.digest) => {
+                Ok(false)
+            }
+            NamespacePresence::Exists => {
+                let requests = self.write(cx, &copy);
+                self.limited(&cx.key, &copy.key, deadline, requests).await
+            }
         };
         (copy.key, result)
     }
 
     async fn write(&self, cx: &Context<ConfigMapSync>, copy: &DesiredCopy<'_>) -> Result<bool> {
-        if self.copies.is_up_to_date(&copy.key, copy.digest) {
-            return Ok(false);
-        }
-        // The semaphore is never closed.
-        let _permit = self.copy_permits.acquire().await;
         let mut ensured = self.copies.ensure(cx, copy).await?;
         if let Ensured::Deleted(..) = ensured {
             // A deleted ConfigMap no longer exists, unless another client has added a finalizer, so the copy can be
@@ -356,7 +427,7 @@ impl ConfigMapSyncs {
             ensured = self.copies.ensure(cx, copy).await?;
         }
         match ensured {
-            Ensured::Kept(_) => Ok(false),
+            Ensured::Kept(_) | Ensured::Waits(_) => Ok(false),
             Ensured::Terminating(_) | Ensured::Deleted(..) => {
                 Err(Error::Terminating("the copy".into()))
             }

@@ -157,7 +157,9 @@ impl Controller for MyApps {
                 cx.event("Adopt", "Adopted", note);
                 self.handle_match(cx, &child).await
             }
-            Ensured::Updated(child) | Ensured::Kept(child) => self.handle_match(cx, &child).await,
+            Ensured::Updated(child) | Ensured::Kept(child) | Ensured::Waits(child) => {
+                self.handle_match(cx, &child).await
+            }
         }
     }
 

@@ -55,8 +55,7 @@ pub(super) struct Follower {
     pub(super) newest: Option<Newest>,
     /// Why the object's current version cannot be read. The newest state is then from an earlier version.
     pub(super) unreadable: Option<Unreadable>,
-    /// Version that a metadata watch has shown and no read has returned yet.
-    outdated_by: Option<u64>,
+    outdated_by: Option<UnreadVersion>,
     /// The last lookup was too expensive for a thread with other work: the next read runs it in the background.
     pub(super) is_deferred: bool,
     /// Number of watch events that were newer than the known state.
@@ -89,6 +88,14 @@ pub(crate) struct ReadTicket {
     follower: u64,
     newer_events: u64,
     outranks: Option<u64>,
+}
+
+/// Version that a metadata watch has shown and no read has returned yet.
+#[derive(Clone, Copy)]
+struct UnreadVersion {
+    version: u64,
+    /// Time since when the newest state is outdated.
+    since: Instant,
 }
 
 /// Newest known state; observing the same state again is no change.
@@ -161,7 +168,7 @@ impl Follower {
         let recovered = self.unreadable.take().is_some();
         self.outdated_by = self
             .outdated_by
-            .filter(|outdated_by| value.is_some() && version.unwrap_or_default() < *outdated_by);
+            .filter(|unread| value.is_some() && version.unwrap_or_default() < unread.version);
         if let Some(newest) = &mut self.newest
             && newest.value() == value
             && (value.is_none() || newest.uid == uid)
@@ -190,7 +197,7 @@ impl Follower {
         self.count_newer_event();
         self.outdated_by = self
             .outdated_by
-            .filter(|outdated_by| version.unwrap_or_default() < *outdated_by);
+            .filter(|unread| version.unwrap_or_default() < unread.version);
         self.unreadable.replace(why.clone()).as_ref() != Some(why)
     }
 
@@ -212,9 +219,18 @@ impl Follower {
             }
         }
         self.count_newer_event();
-        self.outdated_by = Some(version.unwrap_or_default());
-        self.certainty = Certainty::NeedsRead;
+        self.outdate(metadata);
         true
+    }
+
+    fn outdate(&mut self, object: &RawObject) {
+        self.outdated_by = Some(UnreadVersion {
+            version: version(object).unwrap_or_default(),
+            since: self
+                .outdated_by
+                .map_or_else(Instant::now, |unread| unread.since),
+        });
+        self.certainty = Certainty::NeedsRead;
     }
 
     /// Defers the lookup in a version that the watch shows until a read, as if the event had metadata alone. Returns
@@ -227,8 +243,7 @@ impl Follower {
     /// Defers the lookup in a version that a read has returned until another read.
     pub(super) fn defer_read(&mut self, object: &RawObject) {
         (self.is_deferred, self.listed) = (true, true);
-        self.outdated_by = Some(version(object).unwrap_or_default());
-        self.certainty = Certainty::NeedsRead;
+        self.outdate(object);
     }
 
     /// Returns whether a metadata watch has shown a version that no read has returned yet.
@@ -236,10 +251,16 @@ impl Follower {
         self.outdated_by.is_some()
     }
 
+    /// Returns whether a metadata watch has shown a version that no read has returned yet, and did so within `limit`.
+    pub(super) fn is_outdated_within(&self, limit: Duration) -> bool {
+        self.outdated_by
+            .is_some_and(|unread| unread.since.elapsed() < limit)
+    }
+
     /// Returns whether `object`, from a read, has the version that a metadata watch has shown, or a later one.
     pub(super) fn is_satisfied_by(&self, object: &RawObject) -> bool {
         self.outdated_by
-            .is_some_and(|outdated_by| version(object).unwrap_or_default() >= outdated_by)
+            .is_some_and(|unread| version(object).unwrap_or_default() >= unread.version)
     }
 
     fn push(

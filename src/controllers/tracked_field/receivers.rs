@@ -64,6 +64,12 @@ pub(crate) fn of_point(point: &ContactPoint) -> Option<WaitingReason> {
     let name = point.metadata.name.clone().unwrap_or_default();
     let status = point.status.as_ref();
     let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    if point.metadata.deletion_timestamp.is_some() {
+        return Some(WaitingReason::ContactPointNotReady {
+            name,
+            because: "it is being deleted".into(),
+        });
+    }
     // A contact point that is being resumed reports its suspension until its status is written.
     if point.spec.suspend.unwrap_or_default()
         || ready.is_some_and(|ready| ready.reason == SUSPENDED)
@@ -103,6 +109,18 @@ mod tests {
             "spec": { "type": "webhook" }, "status": status,
         });
         of_point(&serde_json::from_value(point).unwrap())
+    }
+
+    /// Another tool's finalizer may keep the contact point for long.
+    #[test]
+    fn terminating_contact_point_sends_nothing() {
+        let point = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint",
+            "metadata": { "name": "hook", "deletionTimestamp": "2026-01-01T00:00:00Z" },
+            "spec": { "type": "webhook" }, "status": { "initialized": true, "ready": true },
+        });
+        let reason = of_point(&serde_json::from_value(point).unwrap()).unwrap();
+        assert_eq!(&*reason.message(), r#""hook": it is being deleted"#);
     }
 
     /// Both are applied from one file.

@@ -476,13 +476,19 @@ impl Tracker {
         }
     }
 
-    /// Returns whether a change of the target of `key` may not be recorded yet.
-    pub(crate) fn has_unrecorded(&self, key: &ObjectKey, identity: &FollowIdentity) -> bool {
+    /// Returns whether a change of the target of `key` may not be recorded yet. A version that could not be read for
+    /// `max_wait` does not count.
+    pub(crate) fn has_unrecorded(
+        &self,
+        key: &ObjectKey,
+        identity: &FollowIdentity,
+        max_wait: Duration,
+    ) -> bool {
         let mut state = self.state();
         let Some(follower) = state.follower(key, identity) else {
             return false;
         };
-        let is_observed = !follower.buffer.is_empty();
+        let is_observed = !follower.buffer.is_empty() || follower.is_outdated_within(max_wait);
         let target = follower.target.clone();
         is_observed || state.queue.holds(&target)
     }

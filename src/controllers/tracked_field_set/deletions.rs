@@ -22,8 +22,8 @@ use super::{MAX_CONCURRENT_REQUESTS, TrackedFieldSets};
 use crate::controllers::tracked_field::follower::FollowIdentity;
 use crate::controllers::tracked_field::resolver::Resolved;
 
-/// Time for which Pending entries keep a child that the set no longer needs. With a missing contact point the child
-/// would otherwise occupy a slot forever.
+/// Time for which Pending entries, or an unread version of the target, keep a child that the set no longer needs. With a
+/// missing contact point or permission the child would otherwise occupy a slot forever.
 const MAX_WAIT: Duration = Duration::from_hours(24);
 
 impl<T: Transport> TrackedFieldSets<T> {
@@ -132,7 +132,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         };
         // The tracker may have observed a change meanwhile.
         let identity = FollowIdentity::of(&field);
-        if self.targets.tracker.has_unrecorded(key, &identity) {
+        let tracker = &self.targets.tracker;
+        if tracker.has_unrecorded(key, &identity, MAX_WAIT) {
             return DeletionDecision::Unknown;
         }
         let age = |entry: &Entry| {

@@ -68,6 +68,8 @@ pub(crate) struct Unlisted {
     pub all: bool,
     /// Namespaces that have begun to match.
     pub namespaces: BTreeSet<String>,
+    /// Those of them that existed before: their resources are not new.
+    relabelled: BTreeSet<String>,
 }
 
 /// Changes since the last reconcile of a set.
@@ -252,8 +254,9 @@ impl SetIndex {
         };
         for (key, target) in listed {
             if !seen.contains(&key) {
+                let is_relabelled = unlisted.relabelled.contains(&*key.namespace);
                 selected.targets.entry(key).or_insert(Target {
-                    from_namespace_change: !unlisted.all,
+                    from_namespace_change: !unlisted.all && is_relabelled,
                     ..target
                 });
             }
@@ -261,7 +264,7 @@ impl SetIndex {
         selected.changes.all = true;
         selected.unlisted.all &= !unlisted.all;
         for namespace in &unlisted.namespaces {
-            selected.unlisted.namespaces.remove(namespace);
+            selected.unlisted.remove(namespace);
         }
         true
     }
@@ -398,11 +401,12 @@ impl SetIndex {
             if is_selected {
                 is_kept = true;
                 let same = known.filter(|known| known.created == created);
-                let is_unlisted = selected.unlisted.namespaces.contains(&namespace);
+                let is_relabelled = selected.unlisted.relabelled.contains(&namespace);
                 let target = Target {
                     version,
                     created,
-                    from_namespace_change: same.map_or(is_unlisted, |it| it.from_namespace_change),
+                    from_namespace_change: same
+                        .map_or(is_relabelled, |it| it.from_namespace_change),
                     had_children: same.map(|it| it.had_children.clone()).unwrap_or_default(),
                 };
                 if known.is_none_or(|known| known.created != created) {
@@ -491,11 +495,14 @@ impl SetIndex {
             match (reaches(before.as_ref()), reaches(labels)) {
                 (false, true) => {
                     selected.unlisted.namespaces.insert(name.to_owned());
+                    if before.is_some() {
+                        selected.unlisted.relabelled.insert(name.to_owned());
+                    }
                 }
                 // The watch of the resource shows the deletion of the resources of a deleted namespace.
                 (true, false) if labels.is_none() => {}
                 (true, false) => {
-                    selected.unlisted.namespaces.remove(name);
+                    selected.unlisted.remove(name);
                     selected.changes.all = true;
                     selected.targets.retain(|key, _| *key.namespace != *name);
                 }
@@ -524,6 +531,13 @@ impl Selected {
             self.shown_since_list = None;
         }
         is_void
+    }
+}
+
+impl Unlisted {
+    fn remove(&mut self, namespace: &str) {
+        self.namespaces.remove(namespace);
+        self.relabelled.remove(namespace);
     }
 }
 
@@ -974,6 +988,27 @@ mod tests {
         label("test");
         assert_eq!(fixture.names(), [""; 0]);
         assert_eq!(fixture.sets.unlisted(&set()), Unlisted::default());
+    }
+
+    /// A namespace and a resource are created from one file: both are new.
+    #[test]
+    fn new_namespace_is_listed_and_its_resources_are_not_late() {
+        let target = json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "env": "prod" } } } });
+        let fixture = Fixture::new(target);
+        fixture
+            .watched
+            .phase(None, &WatchPhase::Listing { relist: 0 });
+        fixture.watched.phase(None, &WatchPhase::Listed);
+        let labels = [("env".to_owned(), "prod".to_owned())].into();
+        fixture.sets.set_namespace("shop", Some(&labels));
+        let unlisted = fixture.sets.unlisted(&set());
+        assert_eq!(unlisted.namespaces, ["shop".to_owned()].into());
+        fixture.show("shop/a", 1, &json!({}));
+        let listed = vec![Target::of(&metadata("shop/b", 2, &json!({})))];
+        assert!(fixture.sets.listed(&set(), &unlisted, listed));
+        let targets = fixture.sets.targets(&set());
+        assert_eq!(targets.len(), 2);
+        assert!(targets.iter().all(|(_, it)| !it.from_namespace_change));
     }
 
     #[test]

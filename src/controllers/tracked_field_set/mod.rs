@@ -148,6 +148,8 @@ struct Written {
     created: usize,
     changed: usize,
     deleted: usize,
+    /// Number of children that needed no write.
+    matching: usize,
     /// Number of writes that a later reconcile makes.
     remaining: usize,
     /// Number of rejected writes of children that have changed meanwhile. The watch event of the change triggers a
@@ -163,6 +165,8 @@ struct Written {
 enum WriteResult {
     Created,
     Changed,
+    /// The child needs no write: it has fields that the set leaves to others.
+    Matches,
     /// The write waits for a rate limit, which triggers a reconcile.
     Waits,
     Deleted,
@@ -272,7 +276,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         let report_after = self.report(cx, &written);
         let (outcome, retry_after) = self.outcome(cx, targets, &plan, &written);
         self.states().entry(cx.key.clone()).or_default().plan = Some(plan);
-        let made = written.created + written.changed + written.deleted;
+        let made = written.created + written.changed + written.deleted + written.matching;
         let stale_after = (written.stale > 0).then_some(RECHECK_INTERVAL);
         let delays = [check_after, report_after, retry_after, stale_after];
         let requeue = writes::requeue(made, written.remaining, delays);
@@ -650,7 +654,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         applied.map(|ensured| match ensured {
             Ensured::Created(_) => WriteResult::Created,
-            Ensured::Kept(_) => WriteResult::Waits,
+            Ensured::Kept(_) => WriteResult::Matches,
+            Ensured::Waits(_) => WriteResult::Waits,
             _ => WriteResult::Changed,
         })
     }
@@ -739,7 +744,8 @@ impl<T: Transport> TrackedFieldSets<T> {
                     match done {
                         WriteResult::Created => written.created += 1,
                         WriteResult::Deleted => written.deleted += 1,
-                        _ => written.changed += 1,
+                        WriteResult::Matches => written.matching += 1,
+                        WriteResult::Changed | WriteResult::Waits => written.changed += 1,
                     }
                     state.rejected.forget(&key);
                     if let Some(desired) = plan.desired.get_mut(&key) {

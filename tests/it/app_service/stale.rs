@@ -1,6 +1,8 @@
 //! Stale objects: an app's watch may have stalled.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::DeleteParams;
+use rstest::rstest;
 use testbed::proxy::{Match, Proxy, Verb};
 
 use super::*;
@@ -93,12 +95,35 @@ async fn stale_app_deletes_nothing() {
     assert_eq!(service(&bed, "web").await.uid(), made.uid());
 }
 
-/// The operator does not recreate children of a deleted app, which the garbage collector would delete again and again.
+/// Before the garbage collector deletes an app whose children are to stay, it removes their owner references.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deleted_app_creates_nothing() {
+async fn stale_app_restores_no_reference_of_an_orphan() {
+    let (bed, proxy, _operator) = known_app("app-orphaned", served()).await;
+    let silent = proxy.freeze(Match::watch("appservices"));
+    let apps = bed.api::<AppService>();
+    apps.delete("web", &DeleteParams::orphan()).await.unwrap();
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    proxy.forget();
+    let orphaned = json!({ "metadata": { "ownerReferences": null } });
+    bed.patch::<Deployment>("web", orphaned).await;
+    existence_checked(&proxy).await;
+    silent.cancel();
+    app(&bed, "marker", served()).await;
+    not_ready(&bed, "marker", "Progressing").await;
+    assert_eq!(owners(&bed).await, []);
+}
+
+/// The operator does not recreate children of a deleted app, which the garbage collector would delete again and again.
+/// In the foreground, the app is deleted after its children.
+#[rstest]
+#[case::background(DeleteParams::background())]
+#[case::foreground(DeleteParams::foreground())]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deleted_app_creates_nothing(#[case] deletion: DeleteParams) {
     let (bed, proxy, _operator) = known_app("app-gone", served()).await;
     let silent = proxy.freeze(Match::watch("appservices"));
-    bed.delete::<AppService>("web").await;
+    let apps = bed.api::<AppService>();
+    apps.delete("web", &deletion).await.unwrap();
     silent.wait_for_hits(1, SOON).await.unwrap();
     proxy.forget();
     bed.delete::<Deployment>("web").await;

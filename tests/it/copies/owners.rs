@@ -430,6 +430,38 @@ async fn owner_reference_or_label_proves_ownership_in_the_own_namespace() {
     );
 }
 
+/// A user moves the source to where a copy is.
+#[tokio::test]
+async fn copy_that_becomes_the_source_stays() {
+    let shop = Shop::shared("promoted").await;
+    let (b, c) = (
+        shop.open("b", json!({})).await,
+        shop.open("c", json!({})).await,
+    );
+    let _operator = shop.operator(&["b", "c"]).await;
+    let here = shop.bed.namespace.clone();
+    let data = json!({ "a": "1" });
+    shop.map(&here, "settings", json!({ "data": data })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [b] }))
+        .await;
+    shop.copied(&b, "settings", data.clone()).await;
+    let promoted = json!({ "spec": { "sourceNamespace": b, "destinationNamespaces": [c] } });
+    shop.bed.patch::<ConfigMapSync>("s", promoted).await;
+    shop.copied(&c, "settings", data.clone()).await;
+    until("the source has no owner", SOON, async || {
+        let source = shop.maps(&b).get("settings").await?;
+        Ok((!source.labels().contains_key(OWNER_LABEL)).then_some(()))
+    })
+    .await
+    .unwrap();
+    shop.reads("s", "Synced").await;
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    shop.ended("s").await;
+    shop.is_deleted(&c, "settings").await;
+    let source = shop.maps(&b).get("settings").await.unwrap();
+    assert_eq!(json!(source.data), data);
+}
+
 #[tokio::test]
 async fn unneeded_copy_is_deleted_or_released() {
     let shop = Shop::shared("policy").await;

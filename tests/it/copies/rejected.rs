@@ -1,9 +1,45 @@
 //! Sources and destinations that cannot be copied, and their conditions: other destinations get their copies.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use testbed::proxy::{Fault, Match, Times, Verb};
 
 use super::*;
+
+/// An admission webhook does not answer for some namespaces, which are more than the operator writes to at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hanging_destinations_block_no_other() {
+    let shop = Shop::shared("hanging").await;
+    let names: Vec<_> = (0..16).map(|number| format!("a{number}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).chain(["z"]).collect();
+    let mut destinations = Vec::new();
+    for name in &names {
+        destinations.push(shop.open(name, json!({})).await);
+    }
+    let last = &destinations[16];
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let prefix = shop.other_namespace("a");
+    let hanging = Match::writes().resource("configmaps").and(move |request| {
+        let namespace = request.namespace.as_deref();
+        namespace.is_some_and(|it| it.starts_with(&prefix))
+    });
+    proxy.inject(
+        hanging,
+        Times::Always,
+        Fault::Delay(Duration::from_hours(1)),
+    );
+    let settings = shop.serving(&names).kubeconfig(file);
+    let _operator = Operator::start(&shop.bed, settings).await;
+    let data = json!({ "a": "1" });
+    shop.map(&shop.bed.namespace, "settings", json!({ "data": data }))
+        .await;
+    shop.sync("s", json!({ "destinationNamespaces": destinations }))
+        .await;
+    shop.copied(last, "settings", data).await;
+    let message = shop.reads("s", "WriteFailed").await;
+    assert!(message.contains("1 of 17 copies match"), "{message}");
+}
 
 #[tokio::test]
 async fn quota_in_one_namespace_blocks_no_other() {

@@ -53,6 +53,23 @@ async fn stale_app_restores_no_ownership() {
     assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
 }
 
+/// Before the garbage collector deletes an app whose Pod is to stay, it removes the owner reference.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stale_app_restores_no_reference_of_an_orphan() {
+    let (bed, proxy, _operator) = known_app("pod-orphaned").await;
+    let silent = proxy.freeze(Match::watch("myapps"));
+    let apps = bed.api::<MyApp>();
+    apps.delete("web", &DeleteParams::orphan()).await.unwrap();
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    proxy.forget();
+    let orphaned = json!({ "metadata": { "ownerReferences": null } });
+    bed.patch::<Pod>("web-pod", orphaned).await;
+    existence_checked(&proxy).await;
+    silent.cancel();
+    bed.marker("marker").await;
+    assert_eq!(bed.pod("web").await.unwrap().owner_references(), []);
+}
+
 /// The operator does not recreate the Pod of a deleted app, which the garbage collector would delete again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deleted_app_creates_no_pod() {

@@ -126,7 +126,7 @@ async fn child_is_applied_again_when_the_apiserver_loses_a_value(
     let desired =
         json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "port": "2" } });
     let mut live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
-        "labels": { NAMES.owner_uid: "u" } }, "data": { "port": "1" } });
+        "labels": { NAMES.owner_uid: "u" }, "ownerReferences": reference() }, "data": { "port": "1" } });
     let mut applied = 0;
     let answers = async {
         while let Some((request, answer)) = apiserver.next_request().await {
@@ -165,7 +165,8 @@ async fn conflict_with_an_apply_ends_the_reconcile() {
     let cx = context(&maps.client, owner());
     let desired =
         json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
-    let answers = [live("old", &json!({})), json!(409)];
+    let owned = live("old", &json!({ "ownerReferences": reference() }));
+    let answers = [owned, json!(409)];
     Index::apply(
         &maps,
         BoundedObject(serde_json::from_value(answers[0].clone()).unwrap()),
@@ -261,6 +262,47 @@ async fn terminating_child_is_read() {
         .await
         .expect("the child was read");
     applied.unwrap();
+}
+
+/// The garbage collector has removed the owner reference, because the child is to outlive its owner.
+#[rstest]
+#[case::of_a_deleted_owner(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), &["GET", "GET"])]
+#[case::of_an_existing_owner(json!({}), &["GET", "GET", "PATCH"])]
+#[tokio::test(start_paused = true)]
+async fn owner_reference_is_restored_only_if_the_owner_stays(
+    #[case] change: Value,
+    #[case] requests: &[&str],
+) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let cx = context(&maps.client, owner());
+    let desired =
+        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
+    let mut owner = json!({ "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
+    let change = change.as_object().unwrap().clone();
+    owner["metadata"].as_object_mut().unwrap().extend(change);
+    // The conflict ends the reconcile.
+    let answers = [live("old", &json!({})), owner, json!(409)];
+    Index::apply(
+        &maps,
+        BoundedObject(serde_json::from_value(answers[0].clone()).unwrap()),
+    );
+    let both = async {
+        let desired = serde_json::from_value(desired).unwrap();
+        let answers = &answers[..requests.len()];
+        tokio::join!(
+            maps.apply(&cx, desired, Quirks::default()),
+            answer(&mut apiserver, answers)
+        )
+    };
+    let (applied, methods) = timeout(SOON, both).await.expect("no other request");
+    assert!(applied.unwrap_err().is_stale());
+    assert_eq!(methods, requests);
+}
+
+/// Returns the owner references of a child of the owner.
+fn reference() -> Value {
+    json!([{ "apiVersion": "example.com/v1", "kind": "Widget", "name": "web", "uid": "u", "controller": true }])
 }
 
 /// Returns a `ConfigMap` of the owner with this data, after this change of its metadata.
