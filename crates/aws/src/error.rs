@@ -34,7 +34,7 @@ pub(crate) const REGION_MISSING: &str = "RegionMissing";
 /// Reason while `HTTPS_PROXY` names no usable proxy.
 pub(crate) const PROXY_INVALID: &str = "ProxyInvalid";
 
-const ACCESS_DENIED: &str = "AccessDenied";
+pub(crate) const ACCESS_DENIED: &str = "AccessDenied";
 const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 const THROTTLED: &str = "Throttled";
 const UNAVAILABLE: &str = "AWSUnavailable";
@@ -231,7 +231,8 @@ impl AwsError {
         }
     }
 
-    /// Returns whether the error concerns only one resource: calls for other resources may succeed.
+    /// Returns whether the error may concern only one resource: calls for others may succeed. A permission may depend on
+    /// the resource and its tags.
     pub fn concerns_one_resource(&self) -> bool {
         let all = [
             THROTTLED,
@@ -239,7 +240,6 @@ impl AwsError {
             CREDENTIALS_MISSING,
             REGION_MISSING,
             PROXY_INVALID,
-            ACCESS_DENIED,
         ];
         self.class != Class::Stale && !all.contains(&self.reason)
     }

@@ -31,7 +31,7 @@ pub(super) struct UninstallTarget {
     pub(super) kind: &'static KindInfo,
     pub(super) object: ObjectSummary,
     pub(super) version: String,
-    /// ARN of the load balancer, if it is known.
+    /// ARN of the owned load balancer, if it is known.
     pub(super) arn: Option<String>,
     /// Why the last step failed.
     pub(super) problem: Option<FailedRequest>,
@@ -45,11 +45,14 @@ impl UninstallTarget {
         let (spec, status) = (&object.data["spec"], &object.data["status"]);
         let is_observed = status["observedGeneration"].as_i64() == object.metadata.generation;
         let ready = condition(object, READY);
+        let alb = &status["alb"];
+        // Of a load balancer that the object does not own, the status has the ARN alone.
+        let arn = alb["arn"].as_str().filter(|_| alb["dns"].is_string());
         Self {
             kind,
             object: ObjectSummary::new(kind, object),
             version: object.resource_version().unwrap_or_default(),
-            arn: status["alb"]["arn"].as_str().map(Into::into),
+            arn: arn.map(Into::into),
             problem: None,
             is_suspended: spec["suspend"] == Value::Bool(true),
             is_suspension_observed: is_observed && ready.is_some_and(|it| it.reason == SUSPENDED),
@@ -224,6 +227,17 @@ pub(super) mod tests {
             "status": has('n').then_some(observed),
         });
         UninstallTarget::new(kind(controller), &serde_json::from_value(object).unwrap())
+    }
+
+    #[rstest]
+    #[case::owned(json!({ "arn": "a", "dns": "d" }), Some("a"))]
+    #[case::of_another_owner(json!({ "arn": "a" }), None)]
+    #[case::unknown(json!(null), None)]
+    fn arn_is_that_of_an_owned_load_balancer(#[case] alb: Value, #[case] expected: Option<&str>) {
+        let object = json!({ "metadata": { "name": "web" }, "status": { "alb": alb } });
+        let object = serde_json::from_value(object).unwrap();
+        let target = UninstallTarget::new(kind(my_ingress::NAME), &object);
+        assert_eq!(target.arn.as_deref(), expected);
     }
 
     const PLAIN: &[&str] = &[];

@@ -36,7 +36,7 @@ pub(crate) struct Backends {
 struct BackendState {
     /// Instance of each node that takes traffic, by node.
     instances: BTreeMap<String, String>,
-    /// A reconcile found the nodes unknown, and waits for them.
+    /// A reconcile found the nodes unknown, or they changed while they were: the next list triggers reconciles.
     is_awaited: bool,
     /// Names of the Services of each `MyIngress`.
     services: HashMap<ObjectKey, BTreeSet<String>>,
@@ -105,6 +105,8 @@ impl Backends {
             Some(instance) => state.instances.insert(name.to_owned(), instance),
             None => state.instances.remove(name),
         };
+        // The first list needs no reconcile: those at the start wait for it.
+        state.is_awaited |= self.nodes_sync.denied().is_some();
         drop(state);
         if self.nodes_sync.is_listed() {
             self.wake_all();
@@ -115,12 +117,16 @@ impl Backends {
         self.trigger.wake_all(self.state().services.keys());
     }
 
-    fn on_service(&self, service: &ObjectKey) {
+    /// Triggers a reconcile of each `MyIngress` that follows the Service. Returns whether there is one.
+    fn on_service(&self, service: &ObjectKey) -> bool {
+        let mut is_followed = false;
         for (key, services) in &self.state().services {
             if key.namespace == service.namespace && services.contains(&*service.name) {
                 self.trigger.wake(key);
+                is_followed = true;
             }
         }
+        is_followed
     }
 }
 
@@ -165,19 +171,26 @@ impl Index<Node> for Backends {
     }
 }
 
-/// Services are not kept: their changes trigger reconciles.
+/// Services are not kept: their changes trigger reconciles. A list that lacks a followed Service counts as its deletion.
 impl Index<PartialObjectMeta<Service>> for Backends {
     fn apply(&self, service: PartialObjectMeta<Service>) -> bool {
-        self.on_service(&ObjectKey::of(&service));
-        false
+        self.on_service(&ObjectKey::of(&service))
     }
 
     fn delete(&self, key: &ObjectKey, _last: Option<PartialObjectMeta<Service>>) {
         self.on_service(key);
     }
 
-    fn keys(&self, _namespace: Option<&str>) -> Vec<ObjectKey> {
-        Vec::new()
+    fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        let state = self.state();
+        let ingresses = state.services.iter();
+        let watched = ingresses.filter(|(key, _)| namespace.is_none_or(|it| *it == *key.namespace));
+        let services: BTreeSet<_> = watched
+            .flat_map(|(key, services)| services.iter().map(|name| (&*key.namespace, &**name)))
+            .collect();
+        let keys = services.into_iter();
+        keys.map(|(namespace, name)| ObjectKey::new(namespace, name))
+            .collect()
     }
 }
 
@@ -245,6 +258,51 @@ mod tests {
         assert_eq!(known(), is(&["i-2"]));
         nodes.delete(&keys[1], Some(node("b", "aws:///a/i-2")));
         assert_eq!(known(), is(&[]));
+    }
+
+    /// A node that changed unseen, while the nodes were forbidden, triggers a reconcile after the next list.
+    #[test]
+    fn change_of_a_node_during_a_denial_is_awaited() {
+        let backends = Backends::new(Trigger::default());
+        let nodes: &dyn Index<Node> = &backends;
+        let sync = &backends.nodes_sync;
+        sync.begin(0, [None]);
+        nodes.apply(node("a", "aws:///a/i-1"));
+        assert!(
+            !backends.state().is_awaited,
+            "reconciles wait for the first list"
+        );
+        sync.set_listed(None);
+        sync.set_denied(None, "nodes is forbidden".into());
+        nodes.apply(node("a", "aws:///a/i-1"));
+        assert!(!backends.state().is_awaited, "nothing changed");
+        nodes.apply(node("a", "aws:///a/i-2"));
+        assert!(backends.state().is_awaited);
+    }
+
+    /// A list without a followed Service counts as its deletion.
+    #[test]
+    fn followed_services_are_those_that_a_list_must_show() {
+        let backends = Backends::new(Trigger::default());
+        let services: &dyn Index<PartialObjectMeta<Service>> = &backends;
+        let listeners = json!([
+            { "port": 80, "service": { "name": "web", "port": 80 } },
+            { "port": 81, "service": { "name": "web", "port": 81 } },
+        ]);
+        let ingress: MyIngress =
+            from_value(json!({ "metadata": {}, "spec": { "listeners": listeners } })).unwrap();
+        for key in [("shop", "a"), ("shop", "b"), ("other", "a")] {
+            backends.follow(&ObjectKey::new(key.0, key.1), &ingress);
+        }
+        let web = ObjectKey::new("shop", "web");
+        assert_eq!(services.keys(Some("shop")), [web]);
+        assert_eq!(services.keys(None).len(), 2);
+        let applied = |name: &str| {
+            let metadata = json!({ "namespace": "shop", "name": name });
+            services.apply(from_value(json!({ "metadata": metadata })).unwrap())
+        };
+        assert!(applied("web"));
+        assert!(!applied("other"));
     }
 
     #[test]

@@ -231,20 +231,20 @@ impl<'a> Walker<'a> {
         self.add_finalizer()?;
         let (mut changed, mut error) = (Vec::new(), None);
         // The tags come first, because they prove ownership.
-        let tagged = self.tag(&desired.tags, arn, &ownership.tags);
-        match &tagged {
-            Continue(differed) => {
-                changed.extend(differed.then_some("tags"));
-                error = self.correct_drift(desired, found, &mut changed)?;
+        match self.tag(&desired.tags, arn, &ownership.tags) {
+            Continue(differed) => changed.extend(differed.then_some("tags")),
+            Break(Stop::End(End::Rejected(rejected))) if ownership.relation == Ownership::Owned => {
+                error = Some(rejected);
             }
-            Break(Stop::End(_)) => {}
-            Break(Stop::Next(step)) => return Break(Stop::Next(step.clone())),
+            Break(stop) => return Break(stop),
+        }
+        if error.as_ref().is_none_or(AwsError::concerns_one_resource) {
+            let drift = self.correct_drift(desired, found, &mut changed)?;
+            error = error.or(drift);
         }
         if ownership.relation != Ownership::Owned {
-            if tagged.is_continue() {
-                let adopted = format!("Adopted load balancer {name}: {arn}");
-                self.normal("Adopt", "Adopted", adopted)?;
-            }
+            let adopted = format!("Adopted load balancer {name}: {arn}");
+            self.normal("Adopt", "Adopted", adopted)?;
         } else if self.observed.created.is_some() {
             let created = format!("Created load balancer {name}: {arn}");
             self.normal("Create", "Created", created)?;
@@ -252,7 +252,6 @@ impl<'a> Walker<'a> {
             let changed = changed.join(", ");
             self.updated(format!("Corrected {changed} on load balancer {name}"))?;
         }
-        tagged?;
         if let Some(error) = error
             .as_ref()
             .filter(|error| !error.concerns_one_resource())
@@ -285,9 +284,10 @@ impl<'a> Walker<'a> {
     /// reads a recent load balancer again.
     fn end_not_owned<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
-        let actual = self.observed.visible().map(|actual| &actual.arn);
+        let actual = self.observed.visible().map(|actual| &*actual.arn);
+        let recorded = self.observed.arn().filter(|arn| Some(*arn) == actual);
         let alb = Alb {
-            arn: known.arn.filter(|arn| Some(arn) == actual),
+            arn: recorded.map(Into::into),
             creation_requested_at: known.creation_requested_at,
             ..Alb::default()
         };
@@ -314,6 +314,8 @@ impl<'a> Walker<'a> {
 
     /// Ensures the tags, removes those that the spec `dropped`, and removes the consent to an adoption. Returns whether
     /// a tag differed.
+    ///
+    /// AWS limits the number of tags, so the dropped ones go first, once the ownership tags prove the permission.
     fn ensure_tags(
         &self,
         arn: &str,
@@ -321,20 +323,29 @@ impl<'a> Walker<'a> {
         actual: &Tags,
         dropped: &BTreeSet<&String>,
     ) -> Walk<bool> {
-        let (mut missing, mut extra) = (desired.clone(), BTreeSet::new());
-        missing.retain(|key, value| actual.get(key) != Some(value));
+        let is_missing = |(key, value): (&String, &String)| actual.get(key) != Some(value);
+        let mut missing = desired.clone();
+        missing.retain(|key, value| is_missing((key, value)));
+        let (mut first, mut last) = (BTreeSet::new(), BTreeSet::new());
+        let is_owned = !self.desired.tags.tags().iter().any(is_missing);
         for key in actual.keys().filter(|key| !desired.contains_key(*key)) {
-            let is_consent = key == ADOPT_BY && self.desired.tags.has_consent(actual);
-            if is_consent || dropped.contains(key) {
-                extra.insert(key.clone());
+            if is_owned && dropped.contains(key) {
+                first.insert(key.clone());
+            } else if dropped.contains(key)
+                || (key == ADOPT_BY && self.desired.tags.has_consent(actual))
+            {
+                last.insert(key.clone());
             }
         }
-        let differs = !missing.is_empty() || !extra.is_empty();
+        let differs = !(missing.is_empty() && first.is_empty() && last.is_empty());
+        if !first.is_empty() {
+            self.take_step(Step::RemoveTags(arn.into(), first))?;
+        }
         if !missing.is_empty() {
             self.take_step(Step::AddTags(arn.into(), missing))?;
         }
-        if !extra.is_empty() {
-            self.take_step(Step::RemoveTags(arn.into(), extra))?;
+        if !last.is_empty() {
+            self.take_step(Step::RemoveTags(arn.into(), last))?;
         }
         Continue(differs)
     }

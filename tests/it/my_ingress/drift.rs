@@ -86,6 +86,29 @@ async fn settings_outside_the_spec_are_unchanged() {
     assert_eq!(changing(&site.aws.calls()), ["SetSubnets"]);
 }
 
+/// AWS permits 50 tags, so the old ones have to go first.
+#[tokio::test]
+async fn all_tags_can_be_renamed_at_once() {
+    let site = Site::new("renamed").await;
+    let _operator = site.operator().await;
+    let tags = |prefix: &str| -> BTreeMap<String, String> {
+        (0..40)
+            .map(|number| (format!("{prefix}{number}"), "x".into()))
+            .collect()
+    };
+    site.ingress("web", json!({ "tags": tags("old") })).await;
+    site.ready("web").await;
+    let mut changed = json!(tags("new"));
+    for old in tags("old").into_keys() {
+        changed[old] = Value::Null;
+    }
+    site.respec("web", json!({ "tags": changed })).await;
+    site.ready("web").await;
+    let mut actual = site.balancer("web").await.unwrap().tags;
+    actual.retain(|key, _| key.starts_with("old") || key.starts_with("new"));
+    assert_eq!(actual, tags("new"));
+}
+
 /// A rejected correction does not block the others.
 #[tokio::test]
 async fn rejected_correction_blocks_no_other() {

@@ -1,7 +1,7 @@
 //! Listeners: traffic reaches each node, at the Service's current port.
 
 use k8s_openapi::api::core::v1::Service;
-use testbed::aws::{Listener, TargetGroup};
+use testbed::aws::{Fault, Listener, On, TargetGroup, Times};
 
 use super::nodes::{EXCLUDED, assert_never_without_targets, http};
 use super::ownership::run_adopt_commands;
@@ -94,6 +94,31 @@ async fn targets_are_removed_after_the_service_released_their_node_port() {
     let moved = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_083 }] } });
     site.bed.patch::<Service>("shop", moved).await;
     site.arrives(80, &[]).await;
+}
+
+/// AWS limits the number of targets, so those of the new node port do not fit beside those of the old one.
+#[tokio::test]
+async fn targets_of_a_released_node_port_are_removed_although_no_more_fit() {
+    let site = Site::with_nodes("full", &["i-1", "i-2"]).await;
+    let _operator = site.reaching().await;
+    let at = |port: u16| [("i-1", port), ("i-2", port)];
+    site.service("shop", 30_080).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
+    site.arrives(80, &at(30_080)).await;
+    site.ready("web").await;
+    let full = Fault::code("TooManyTargets", "You've reached the limit on targets");
+    let full = site
+        .aws
+        .fault(On::action("RegisterTargets"), Times::Always, full);
+    let moved = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
+    site.bed.patch::<Service>("shop", moved).await;
+    site.arrives(80, &[]).await;
+    site.has_reason("web", "QuotaExceeded").await;
+    full.cancel();
+    site.reconcile("web").await;
+    site.arrives(80, &at(30_081)).await;
+    site.ready("web").await;
 }
 
 #[tokio::test]

@@ -101,6 +101,28 @@ async fn stale_object_restores_no_ownership() {
     assert_eq!(bears().await, new);
 }
 
+/// A Service is deleted while its watch shows nothing, and the next list lacks it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn targets_follow_a_deletion_of_the_service_in_a_gap() {
+    let site = Site::with_nodes("missed", &["i-1"]).await;
+    let (proxy, file) = site.bed.through_proxy().await;
+    let settings = site.settings().whole_cluster().kubeconfig(file);
+    let _operator = Operator::start(&site.bed, settings).await;
+    site.service("shop", 30_080).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
+        .await;
+    site.arrives(80, &[("i-1", 30_080)]).await;
+    site.ready("web").await;
+    let watch = Match::watch("services");
+    let gap = proxy.hide(watch.clone(), |_| true);
+    site.bed.delete::<Service>("shop").await;
+    gap.wait_for_hits(1, SOON).await.unwrap();
+    gap.cancel();
+    proxy.end_watches(&watch, Ending::Gone);
+    site.has_reason("web", "ServiceNotFound").await;
+    site.arrives(80, &[]).await;
+}
+
 /// The operator is frozen between the record of the intent in the status and the call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_continues_the_creation() {

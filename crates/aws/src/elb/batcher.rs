@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 use crate::AwsError;
+use crate::error::ACCESS_DENIED;
 
 /// Maximum number of resources in one call.
 pub(super) const MAX_NAMES: usize = 20;
@@ -118,6 +119,9 @@ async fn send_batch<V: Clone>(
     }
     let result = call.send(names.into_iter().collect()).await;
     let several = pending.len() > 1;
+    // IAM permits reads of all resources or of none.
+    let concerns_one =
+        |error: &AwsError| error.concerns_one_resource() && error.reason != ACCESS_DENIED;
     for (names, reply) in pending {
         let batch_reply = match &result {
             Ok(found) => {
@@ -126,7 +130,7 @@ async fn send_batch<V: Clone>(
                     .map(|(name, it)| (name.clone(), it.clone()))
                     .collect()))
             }
-            Err(error) if several && error.concerns_one_resource() => BatchReply::QueryAlone,
+            Err(error) if several && concerns_one(error) => BatchReply::QueryAlone,
             Err(error) => BatchReply::Answer(Err(error.clone())),
         };
         // A query whose reconcile was dropped needs no reply.

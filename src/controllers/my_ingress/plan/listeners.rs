@@ -8,6 +8,7 @@ use qm_aws::listeners::{self, DesiredListener, DesiredTargetGroup, InstanceTarge
 use qm_aws::listeners::{TargetGroup, TargetHealth};
 use qm_aws::{AwsError, LoadBalancer, error};
 use qm_runtime::error::{CONFLICT, Class};
+use qm_runtime::ownership::Ownership;
 
 use super::super::routes::{RouteProblem, TargetChange, released, route};
 use super::super::status::{ListenerResult, count};
@@ -20,27 +21,33 @@ use super::{End, ListenerResults, LoadBalancerFate, Stop, Walk, Walker, end_reje
 const DEFAULT_POLICY: &str = "ELBSecurityPolicy-2016-08";
 
 impl<'a> Walker<'a> {
-    /// Returns whether, by spec and status, AWS has no listener or target group to ensure.
+    /// Returns whether, by spec and status, AWS has no listener or target group to ensure. The status of a restored
+    /// object may be older than its listeners.
     fn has_no_listeners(&self) -> bool {
-        let is_known = !self.observed.is_status_lost();
+        let ownership = self.observed.ownership.as_ref();
+        let is_restored = ownership.is_some_and(|it| it.relation == Ownership::Restored);
+        let is_known = !self.observed.is_status_lost() && !is_restored;
         is_known && self.desired.listeners().is_empty() && self.observed.draft.listeners.is_empty()
     }
 
     /// Deletes all owned target groups, after the load balancer. A load balancer that is left behind keeps the groups
     /// that it uses.
     pub(super) fn delete_target_groups(&self, load_balancer: LoadBalancerFate) -> Walk {
-        if self.has_no_listeners() {
-            return Continue(());
-        }
         let (observed, tags) = (self.observed, &self.desired.tags);
         let left = load_balancer == LoadBalancerFate::Remains;
         self.take_step(Step::ListTargetGroups(tags.group_prefix()))?;
         let groups = &observed.listed_groups;
         let arns: BTreeSet<_> = groups.iter().map(|group| group.arn.clone()).collect();
         self.read_ownership(arns.iter().cloned())?;
-        // If the cache is stale, the groups may belong to a newer MyIngress of that name.
-        self.take_step(Step::ConfirmOwner(OwnedResource::TargetGroups))?;
-        for arn in arns.iter().filter(|arn| observed.owners.is_owned(arn)) {
+        let owned: Vec<_> = arns
+            .iter()
+            .filter(|arn| observed.owners.is_owned(arn))
+            .collect();
+        if !owned.is_empty() {
+            // If the cache is stale, the groups may belong to a newer MyIngress of that name.
+            self.take_step(Step::ConfirmOwner(OwnedResource::TargetGroups))?;
+        }
+        for arn in owned {
             match self.take_step(Step::DeleteTargetGroup(arn.clone())) {
                 Break(Stop::End(End::Rejected(error))) if left && error.is(error::IN_USE) => {}
                 deleted => deleted?,
@@ -98,7 +105,7 @@ impl<'a> Walker<'a> {
                     let message = format!("port {port}: {}", error.message);
                     let reason = error.reason;
                     results.rejected.push(AwsError { message, ..error });
-                    self.unchanged(port, reason, String::new())
+                    self.keep_listener(port, reason, String::new())?
                 }
                 result => result?,
             };
@@ -162,19 +169,13 @@ impl<'a> Walker<'a> {
                  the listener, or, {}",
                 tags.adopt_command(arn)
             );
-            return Continue(self.unchanged(port, CONFLICT, message));
+            return self.keep_listener(port, CONFLICT, message);
         }
         let service = observed.services.get(&port).and_then(Option::as_ref);
         let route = match route(service, listener, observed.nodes.as_ref()) {
             Ok(route) => route,
-            // Targets that still lead to the Service stay, because the problem may be short.
             Err(RouteProblem { reason, message }) => {
-                let is_empty = self.deregister_released(port)?;
-                let mut result = self.unchanged(port, reason, format!("port {port}: {message}"));
-                if is_empty {
-                    (result.healthy, result.total) = (0, 0);
-                }
-                return Continue(result);
+                return self.keep_listener(port, reason, format!("port {port}: {message}"));
             }
         };
         let group = match self.ensure_group(found, listener)? {
@@ -205,6 +206,26 @@ impl<'a> Walker<'a> {
             in_progress: result.in_progress || !add.is_subset(&rejected) || !hold.is_empty(),
             ..result
         })
+    }
+
+    /// Keeps a listener as it is for this reason. Its targets stay as long as they lead to the Service, because the
+    /// problem may be short.
+    fn keep_listener(
+        &self,
+        port: u16,
+        reason: &'static str,
+        message: String,
+    ) -> Walk<ListenerResult> {
+        let is_empty = match self.deregister_released(port) {
+            // The result has an error already.
+            Break(Stop::End(End::Rejected(_))) => false,
+            removed => removed?,
+        };
+        let mut result = self.unchanged(port, reason, message);
+        if is_empty {
+            (result.healthy, result.total) = (0, 0);
+        }
+        Continue(result)
     }
 
     fn read_health(&self, group: &str) -> Walk<&'a [TargetHealth]> {

@@ -26,6 +26,10 @@ fn spec_rejected() -> AwsError {
     aws_error(Class::Terminal, "SpecRejected", "SubnetNotFound")
 }
 
+fn denied() -> AwsError {
+    aws_error(Class::Slow, "AccessDenied", "AccessDenied")
+}
+
 /// Returns the error of a lost answer.
 fn lost() -> AwsError {
     AwsError {
@@ -247,7 +251,7 @@ async fn drift_is_corrected(#[case] spec: Value, #[case] steps: &str) {
 #[case::of_others(json!({}), json!([]), &[("theirs", "x"), (ADOPT_BY, "a/other")], "", &[("theirs", "x"), (ADOPT_BY, "a/other")])]
 #[case::new(json!({ "a": "1" }), json!([]), &[], "RecordTag AddTags Emit:Updated", &[("a", "1")])]
 #[case::known(json!({ "a": "1" }), json!(["a"]), &[], "AddTags Emit:Updated", &[("a", "1")])]
-#[case::dropped(json!({ "b": "2" }), json!(["a"]), &[("a", "1"), ("c", "3")], "RecordTag AddTags RemoveTags Emit:Updated",
+#[case::dropped(json!({ "b": "2" }), json!(["a"]), &[("a", "1"), ("c", "3")], "RecordTag RemoveTags AddTags Emit:Updated",
     &[("b", "2"), ("c", "3")])]
 #[case::dropped_and_missing(json!({}), json!(["a"]), &[], "", &[])]
 #[tokio::test]
@@ -288,7 +292,13 @@ async fn tags_of_the_spec_are_ensured(
     "!SetSubnets SetIpAddressType !SetSecurityGroups Emit:Updated", "Throttled")]
 #[case::listeners_count_before(vec![("SetSubnets", spec_rejected()), ("ReadListeners", throttled())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated !ReadListeners", "Throttled")]
-#[case::tags(vec![("AddTags", spec_rejected())], "!AddTags", "SpecRejected")]
+#[case::tags(vec![("AddTags", spec_rejected())],
+    "!AddTags SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
+     ReadTargetHealth", "SpecRejected")]
+#[case::tags_of_all_calls(vec![("AddTags", throttled())], "!AddTags", "Throttled")]
+#[case::permission(vec![("SetSubnets", denied())],
+    "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
+     ReadTargetHealth", "AccessDenied")]
 #[tokio::test]
 async fn rejected_correction_does_not_block_the_others(
     #[case] rejected: Vec<(&'static str, AwsError)>,
@@ -322,8 +332,7 @@ async fn event_of_a_creation_precedes_the_tags(
     #[case] steps: &str,
 ) {
     let change = |world: &mut World| {
-        let denied = aws_error(Class::Slow, "AccessDenied", "AccessDenied");
-        world.rejected = vec![("AddTags", denied)];
+        world.rejected = vec![("AddTags", denied())];
         tag(world, LOAD_BALANCER, actual);
         if status == json!({}) {
             // AWS answers the creation with the load balancer that it did not show.
@@ -418,8 +427,8 @@ async fn listener_is_ensured(#[case] change: Change, #[case] steps: &str, #[case
 
 /// Unowned resources, and those that may be unowned, are left unchanged.
 #[rstest]
-#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService", "Conflict")]
-#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService", "Conflict")]
+#[case::listener(|world: &mut World| tag(world, LISTENER, &[("theirs", "x")]), "ReadService ReadTargetHealth", "Conflict")]
+#[case::listener_without_tags(|world: &mut World| tag(world, LISTENER, &[]), "ReadService ReadTargetHealth", "Conflict")]
 #[case::listener_with_late_tags(|world: &mut World| { tag(world, LISTENER, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
 #[case::group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]), "ReadService", "Conflict")]
 #[case::group_with_late_tags(|world: &mut World| { tag(world, GROUP, &[]); requested_for(world, 0, 30); }, "ReadService", "TargetsInitial")]
@@ -497,6 +506,31 @@ async fn unroutable_listener_keeps_targets_of_held_ports(
     );
 }
 
+/// Targets at a released node port are removed even if AWS rejects a step of their listener, or the listener is not
+/// owned.
+#[rstest]
+#[case::rejected(|world: &mut World| {
+    port(world, &json!({ "port": 80, "nodePort": 30_081 }));
+    world.rejected = vec![("RegisterTargets", aws_error(Class::Slow, "QuotaExceeded", "TooManyTargets"))];
+}, "!RegisterTargets DeregisterTargets", "QuotaExceeded")]
+#[case::not_owned(|world: &mut World| {
+    world.services.clear();
+    tag(world, LISTENER, &[("theirs", "x")]);
+}, "DeregisterTargets", "Conflict")]
+#[tokio::test]
+async fn unmaintainable_listener_loses_targets_of_released_ports(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
+    let steps =
+        format!("{FOUND} {LISTENERS} ReadNodes ReadService ReadTargetHealth {steps} Emit:Updated");
+    let (world, reconciled) = check(World::new(), change, &steps, reason).await;
+    let status = &reconciled.report().listeners[0];
+    assert_eq!((status.healthy, status.total), (0, 0));
+    assert!(world.aws.health[GROUP].iter().all(|it| it.is_draining()));
+}
+
 fn port(world: &mut World, port: &Value) {
     world.services.insert(
         "shop",
@@ -529,7 +563,7 @@ async fn rejected_target_does_not_block_the_others(
 #[rstest]
 #[case::one_resource(
     spec_rejected(),
-    "!SetHealthCheck ReadService ReadTargetHealth",
+    "!SetHealthCheck ReadTargetHealth ReadService ReadTargetHealth",
     "SpecRejected"
 )]
 #[case::all_calls(throttled(), "!SetHealthCheck", "Throttled")]
@@ -605,6 +639,27 @@ async fn undesired_listener_is_removed(
     assert_eq!(reconciled.report().listeners.len(), left);
 }
 
+/// The restored status is older than the listener.
+#[tokio::test]
+async fn listener_that_a_restored_status_lacks_is_removed() {
+    let change = |world: &mut World| {
+        world.object["spec"]["listeners"] = json!([]);
+        world.object["status"]["listeners"] = json!([]);
+        for arn in [LOAD_BALANCER, LISTENER, GROUP] {
+            tag(
+                world,
+                arn,
+                &[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")],
+            );
+        }
+    };
+    let steps = format!(
+        "{FOUND} ConfirmOwner AddTags Emit:Adopted {LISTENERS} RecordPorts DeleteListener Emit:Updated FindTargetGroup \
+         ReadOwnership DeleteTargetGroup"
+    );
+    check(World::new(), change, &steps, "Ready").await;
+}
+
 /// A removal that AWS rejects does not block the next one.
 #[tokio::test]
 async fn rejected_removal_does_not_block_the_others() {
@@ -636,23 +691,23 @@ async fn failed_load_balancer_has_no_listeners() {
 
 /// The finalizer is removed only once no owned resource is left.
 #[rstest]
-#[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
+#[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups Emit:Deleted", "")]
 #[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Terminating")]
-#[case::already_deleted(|world: &mut World| world.aws.load_balancer = None, "ReadAccount Emit:AlreadyDeleted", "")]
+#[case::already_deleted(|world: &mut World| world.aws.load_balancer = None, "ReadAccount ListTargetGroups Emit:AlreadyDeleted", "")]
 #[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Terminating")]
 #[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Terminating")]
-#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags Emit:Orphaned", "")]
-#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags Emit:Orphaned", "")]
+#[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags ListTargetGroups Emit:Orphaned", "")]
+#[case::only_adoptable(|world: &mut World| tag(world, LOAD_BALANCER, &[(ADOPT_BY, "shop/web")]), "ReadTags ListTargetGroups Emit:Orphaned", "")]
 #[case::never_owned(|world: &mut World| {
     tag(world, LOAD_BALANCER, &[("theirs", "x")]);
     alb(world)["arn"] = json!("arn:aws:elb:eu-1:1:former");
-}, "ReadTags", "")]
+}, "ReadTags ListTargetGroups", "")]
 #[case::restored(|world: &mut World| tag(world, LOAD_BALANCER, &[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")]),
-    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups Emit:Deleted", "")]
 #[case::transient_refusal(|world: &mut World| world.rejected = vec![("DeleteLoadBalancer", throttled())],
     "ReadTags ConfirmOwner !DeleteLoadBalancer", "Throttled")]
 #[case::suspended(|world: &mut World| world.object["spec"]["suspend"] = json!(true),
-    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion Emit:Deleted", "")]
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups Emit:Deleted", "")]
 #[tokio::test]
 async fn load_balancer_is_deleted(
     #[case] change: Change,
@@ -673,7 +728,7 @@ async fn load_balancer_is_deleted(
 #[case::after_the_load_balancer(|world: &mut World| { world.aws.load_balancer = None; world.aws.listeners.clear(); },
     "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:AlreadyDeleted", "")]
 #[case::foreign_group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]),
-    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner Emit:Deleted", "")]
+    "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership Emit:Deleted", "")]
 #[case::load_balancer_is_left(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]),
     "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:Orphaned", "")]
 #[case::still_in_use(|world: &mut World| { world.aws.load_balancer = None; },
@@ -682,12 +737,12 @@ async fn load_balancer_is_deleted(
     world.aws.load_balancer = None;
     world.aws.hidden.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ConfirmOwner", "Terminating")]
+}, "ReadAccount ListTargetGroups", "Terminating")]
 #[case::group_tags_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.untagged.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner", "Terminating")]
+}, "ReadAccount ListTargetGroups ReadOwnership", "Terminating")]
 #[tokio::test]
 async fn target_groups_are_deleted_after_the_load_balancer(
     #[case] change: Change,
@@ -705,7 +760,7 @@ async fn target_groups_are_deleted_after_the_load_balancer(
 async fn deletion_without_a_status_asks_aws() {
     let mut world = World::empty();
     world.delete();
-    let steps = "FindLoadBalancer ListTargetGroups ConfirmOwner";
+    let steps = "FindLoadBalancer ListTargetGroups";
     check(world, |_| {}, steps, "").await;
 }
 
