@@ -289,6 +289,14 @@ impl LeaderElector {
                 return Ok(Attempt::HeldByAnother);
             }
         }
+        // Somebody has deleted the lease. Its holder still acts until it notices, and creates it again.
+        let acts = known.observed.as_ref().filter(|observed| {
+            let lease = &observed.lease;
+            holder(lease).is_some() && !self.is_own(lease) && Instant::now() < self.end(observed)
+        });
+        if current.is_none() && acts.is_some() {
+            return Ok(Attempt::HeldByAnother);
+        }
         match self.try_write(known, current).await {
             Err(Error::Api(status)) if status.code == 409 => Ok(Attempt::Conflict),
             result => result,

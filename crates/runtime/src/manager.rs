@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready, select_all};
 use k8s_openapi::api::core::v1::Namespace;
-use kube::core::{ApiResource, NamespaceResourceScope, PartialObjectMeta};
+use kube::core::{ApiResource, ClusterResourceScope, NamespaceResourceScope, PartialObjectMeta};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use qm_core::kind::{Kind, KindInfo};
@@ -82,6 +82,10 @@ pub struct Manager {
     pub namespaces_sync: SyncState,
     namespace_observers: Vec<Arc<dyn Observer<NamespaceMeta>>>,
     namespaces_needed: Vec<Arc<SetOnce<()>>>,
+    /// Commands for the watches of objects that the operator acts on without another read.
+    authoritative: watch::Sender<WatchCommand>,
+    /// States of the lists of these watches.
+    authoritative_syncs: Vec<SyncState>,
     probes: Probes,
     identity: String,
     running: JoinSet<()>,
@@ -174,6 +178,8 @@ pub async fn run(
         namespaces_sync: SyncState::default(),
         namespace_observers: Vec::new(),
         namespaces_needed: Vec::new(),
+        authoritative: watch::Sender::default(),
+        authoritative_syncs: Vec::new(),
         fence,
         client,
         availability,
@@ -395,7 +401,45 @@ impl Manager {
         W: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let needed = vec![Arc::clone(watch_needed)];
-        self.watch_once_needed(apis, config, needed, index, sync);
+        let commands = watch::channel(WatchCommand::default()).1;
+        self.watch_once_needed(apis, config, needed, index, sync, commands);
+    }
+
+    /// Watches cluster-scoped objects that the operator acts on without another read, once `watch_needed` is set: lists
+    /// return the newest state, and a new leader lists again, because a watch of a standby may have stalled.
+    pub fn watch_authoritative<W>(
+        &mut self,
+        watch_needed: &Arc<SetOnce<()>>,
+        index: &Arc<impl Index<W>>,
+        sync: &SyncState,
+    ) where
+        W: Resource<DynamicType = (), Scope = ClusterResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + 'static,
+    {
+        self.watch_authoritative_once_needed(vec![Arc::clone(watch_needed)], index, sync);
+    }
+
+    fn watch_authoritative_once_needed<W>(
+        &mut self,
+        needed: Vec<Arc<SetOnce<()>>>,
+        index: &Arc<impl Index<W>>,
+        sync: &SyncState,
+    ) where
+        W: Resource<DynamicType = (), Scope = ClusterResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + 'static,
+    {
+        let apis = vec![(None, Api::all(self.client.clone()))];
+        let (config, commands) = (self.watch_config.clone(), self.authoritative.subscribe());
+        self.authoritative_syncs.push(sync.clone());
+        self.watch_once_needed(apis, &config, needed, index, sync, commands);
     }
 
     /// Watches once one of `needed` is set.
@@ -406,6 +450,7 @@ impl Manager {
         needed: Vec<Arc<SetOnce<()>>>,
         index: &Arc<impl Index<W>>,
         sync: &SyncState,
+        commands: watch::Receiver<WatchCommand>,
     ) where
         W: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
@@ -421,7 +466,7 @@ impl Manager {
             watchdog: self.watchdog(resource.full()),
             resource,
         };
-        self.spawn_watch(watch, needed, watch::channel(WatchCommand::default()).1);
+        self.spawn_watch(watch, needed, commands);
     }
 
     /// Adds an observer to the watch of all namespaces, which the controllers share. The watch begins once a controller
@@ -445,9 +490,8 @@ impl Manager {
             observers,
             index: None,
         });
-        let apis = vec![(None, Api::all(self.client.clone()))];
-        let (config, sync) = (self.watch_config.clone(), self.namespaces_sync.clone());
-        self.watch_once_needed::<NamespaceMeta>(apis, &config, needed, &index, &sync);
+        let sync = self.namespaces_sync.clone();
+        self.watch_authoritative_once_needed::<NamespaceMeta>(needed, &index, &sync);
     }
 
     /// Runs `watch` once one of `needed` is set.
@@ -572,6 +616,8 @@ impl Manager {
             drains,
             reconciles,
             running,
+            authoritative,
+            authoritative_syncs,
             ..
         } = self;
         let work = drain::run(
@@ -589,6 +635,12 @@ impl Manager {
             work.await;
             return Ok(());
         }
+        let work = async {
+            // Before the first reconcile, which waits for the lists.
+            authoritative_syncs.iter().for_each(SyncState::invalidate);
+            authoritative.send_modify(|command| command.relist += 1);
+            work.await;
+        };
         let lease = client::unfenced(kubernetes, &settings.program, metrics)?;
         let lease_key = (&*settings.operator_namespace, &*settings.leader_election_id);
         let watchdog = probes.watchdog("lease", max_step(&settings.timings));

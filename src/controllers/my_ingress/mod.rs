@@ -80,18 +80,13 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
     manager.add(|setup| {
         let backends = Arc::new(Backends::new(setup.trigger.clone()));
         let manager = &mut *setup.manager;
-        let (newest, others) = (
-            manager.watch_config.clone(),
-            manager.streaming_watch_config.clone(),
-        );
-        let nodes = vec![(None, Api::all(manager.client.clone()))];
         let needed = &backends.watch_needed;
-        let sync = &backends.nodes_sync;
-        manager.watch_resource::<Node>(nodes, &newest, needed, &backends, sync);
+        manager.watch_authoritative::<Node>(needed, &backends, &backends.nodes_sync);
         let services = manager.scope.apis(&manager.client);
+        let streaming = manager.streaming_watch_config.clone();
         manager.watch_resource::<PartialObjectMeta<Service>>(
             services,
-            &others,
+            &streaming,
             needed,
             &backends,
             &SyncState::default(),

@@ -454,6 +454,21 @@ async fn holder_recreates_a_deleted_lease() {
     one.task.abort();
 }
 
+/// The holder acts until it notices the deletion, or for as long as the lease lasted.
+#[tokio::test(start_paused = true)]
+async fn standby_waits_for_the_holder_of_a_deleted_lease() {
+    let server = FakeApiserver::default();
+    server.held_by("other", 9);
+    let two = start(&server, "two");
+    sleep(Duration::from_secs(2)).await;
+    server.state().lease = None;
+    sleep(Duration::from_secs(4)).await;
+    assert!(!two.fence.is_open());
+    until(|| two.fence.is_open()).await;
+    assert_eq!(server.holder().as_deref(), Some("two"));
+    two.task.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn standby_stops_without_a_write_of_the_lease() {
     let server = FakeApiserver::default();

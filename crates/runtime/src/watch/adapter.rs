@@ -263,6 +263,11 @@ impl SyncState {
         })
     }
 
+    /// Forgets that the lists are complete, until the watch begins a relist.
+    pub(crate) fn invalidate(&self) {
+        self.0.send_modify(|lists| lists.relist = None);
+    }
+
     /// Begins a relist of these namespaces.
     pub fn begin(&self, relist: u64, namespaces: impl IntoIterator<Item = Option<String>>) {
         let lists = namespaces
