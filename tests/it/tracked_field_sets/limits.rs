@@ -70,6 +70,38 @@ async fn set_without_cross_namespace_refs_reaches_its_own_namespace() {
     bed.children_of("own", &["web"]).await;
 }
 
+/// A child with a field that the set leaves to users needs no write, but the set does not know that before it tries.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn muted_children_do_not_delay_those_of_new_targets() {
+    /// More than the writes of one reconcile.
+    const MUTED: usize = 300;
+    let bed = Bed::without_controllers("sets-muted").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    for number in 0..MUTED {
+        bed.deployment(&format!("web-{number}"), 0).await;
+    }
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.set("all", replicas(json!({}))).await;
+    let is_complete = |children: usize| {
+        move |set: &TrackedFieldSet| {
+            let status = set.status.as_ref();
+            status.is_some_and(|status| {
+                usize::try_from(status.children.unwrap_or_default()) == Ok(children)
+                    && status.conditions[0].status == "True"
+            })
+        }
+    };
+    bed.until("all", "is complete", is_complete(MUTED)).await;
+    for child in bed.children("all").await.into_values() {
+        let muted = json!({ "spec": { "suspend": true } });
+        bed.patch::<TrackedField>(&child.name_any(), muted).await;
+    }
+    bed.deployment("new", 0).await;
+    bed.until("all", "is complete", is_complete(MUTED + 1))
+        .await;
+}
+
 #[tokio::test]
 async fn oldest_leaving_children_make_room_for_new_ones_and_when_max_targets_shrinks() {
     let bed = Bed::shared("sets-room").await;
