@@ -531,7 +531,7 @@ async fn last_change_of_a_resource_that_is_no_longer_selected_is_sent() {
     assert_eq!(corrected.uid(), child.uid());
 }
 
-/// The watch of ConfigMaps shows no data, and the operator reads each at most once a second.
+/// The watch of `ConfigMap`s shows no data, and the operator reads each at most once a second.
 #[tokio::test]
 async fn last_change_of_a_config_map_that_is_no_longer_selected_is_sent() {
     let bed = Bed::on_own_plane_with(Options::apiserver_only(), "sets-unread").await;

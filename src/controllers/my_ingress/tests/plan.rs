@@ -3,6 +3,7 @@
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_aws::AwsError;
 use qm_aws::error::OPERATION_NOT_PERMITTED;
+use qm_aws::listeners::TargetHealth;
 use qm_runtime::error::Class;
 use qm_runtime::outcome::Requeue;
 use rstest::rstest;
@@ -528,7 +529,11 @@ async fn unmaintainable_listener_loses_targets_of_released_ports(
     let (world, reconciled) = check(World::new(), change, &steps, reason).await;
     let status = &reconciled.report().listeners[0];
     assert_eq!((status.healthy, status.total), (0, 0));
-    assert!(world.aws.health[GROUP].iter().all(|it| it.is_draining()));
+    assert!(
+        world.aws.health[GROUP]
+            .iter()
+            .all(TargetHealth::is_draining)
+    );
 }
 
 fn port(world: &mut World, port: &Value) {
