@@ -270,31 +270,23 @@ impl LeaderElector {
                 return Ok(Attempt::Held(at));
             }
             // The time counts from the response, because the holder may have renewed while the request was in flight.
-            let now = Instant::now();
             let at = known
                 .observed
                 .as_ref()
                 .filter(|observed| observed.lease.spec == lease.spec)
-                .map_or(now, |observed| observed.at);
-            let observed = known.observed.insert(ObservedLease {
+                .map_or_else(Instant::now, |observed| observed.at);
+            known.observed = Some(ObservedLease {
                 lease: lease.clone(),
                 at,
             });
-            if holder(lease).is_some() && !self.is_own(lease) && now < self.end(observed) {
-                debug!(
-                    lease = self.name,
-                    holder = holder(lease),
-                    "another replica holds the lease"
-                );
-                return Ok(Attempt::HeldByAnother);
-            }
         }
-        // Somebody has deleted the lease. Its holder still acts until it notices, and creates it again.
-        let acts = known.observed.as_ref().filter(|observed| {
-            let lease = &observed.lease;
-            holder(lease).is_some() && !self.is_own(lease) && Instant::now() < self.end(observed)
-        });
-        if current.is_none() && acts.is_some() {
+        // The holder of a lease that somebody has deleted acts until it notices, and creates the lease again.
+        if let Some(observed) = &known.observed
+            && let Some(holder) = holder(&observed.lease)
+            && !self.is_own(&observed.lease)
+            && Instant::now() < self.end(observed)
+        {
+            debug!(lease = self.name, holder, "another replica holds the lease");
             return Ok(Attempt::HeldByAnother);
         }
         match self.try_write(known, current).await {

@@ -405,25 +405,9 @@ impl Manager {
         self.watch_once_needed(apis, config, needed, index, sync, commands);
     }
 
-    /// Watches cluster-scoped objects that the operator acts on without another read, once `watch_needed` is set: lists
+    /// Watches cluster-scoped objects that the operator acts on without another read, once one of `needed` is set: lists
     /// return the newest state, and a new leader lists again, because a watch of a standby may have stalled.
     pub fn watch_authoritative<W>(
-        &mut self,
-        watch_needed: &Arc<SetOnce<()>>,
-        index: &Arc<impl Index<W>>,
-        sync: &SyncState,
-    ) where
-        W: Resource<DynamicType = (), Scope = ClusterResourceScope>
-            + Clone
-            + Debug
-            + DeserializeOwned
-            + Send
-            + 'static,
-    {
-        self.watch_authoritative_once_needed(vec![Arc::clone(watch_needed)], index, sync);
-    }
-
-    fn watch_authoritative_once_needed<W>(
         &mut self,
         needed: Vec<Arc<SetOnce<()>>>,
         index: &Arc<impl Index<W>>,
@@ -491,7 +475,7 @@ impl Manager {
             index: None,
         });
         let sync = self.namespaces_sync.clone();
-        self.watch_authoritative_once_needed::<NamespaceMeta>(needed, &index, &sync);
+        self.watch_authoritative::<NamespaceMeta>(needed, &index, &sync);
     }
 
     /// Runs `watch` once one of `needed` is set.

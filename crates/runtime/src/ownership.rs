@@ -235,13 +235,9 @@ impl Owner {
 
     /// Returns whether the object lacks an owner reference that [`Owner::set_ownership`] would add.
     pub fn lacks_reference(&self, metadata: &ObjectMeta) -> bool {
-        let mut marked = metadata.clone();
-        self.set_ownership(&mut marked);
-        let has = |metadata: &ObjectMeta| {
-            let mut references = metadata.owner_references.iter().flatten();
-            references.any(|owner| owner.uid == self.uid())
-        };
-        has(&marked) && !has(metadata)
+        let mut references = metadata.owner_references.iter().flatten();
+        metadata.namespace.as_deref() == Some(&self.namespace)
+            && !references.any(|owner| owner.uid == self.reference.uid)
     }
 
     /// Returns the relation of the object of `metadata` to this owner. `exists` returns whether an object of the

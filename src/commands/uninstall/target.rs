@@ -46,7 +46,7 @@ impl UninstallTarget {
         let is_observed = status["observedGeneration"].as_i64() == object.metadata.generation;
         let ready = condition(object, READY);
         let alb = &status["alb"];
-        // Of a load balancer that the object does not own, the status has the ARN alone.
+        // The status of an object that does not own its load balancer has no field but the ARN.
         let arn = alb["arn"].as_str().filter(|_| alb["dns"].is_string());
         Self {
             kind,

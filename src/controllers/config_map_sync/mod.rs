@@ -196,11 +196,7 @@ impl Controller for ConfigMapSyncs {
             };
             self.ensure(cx, copy, presence, deadline)
         });
-        let mut results: Vec<_> = stream::iter(ensured)
-            .buffer_unordered(MAX_CONCURRENT_WRITES)
-            .collect()
-            .await;
-        results.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let mut results = in_order(ensured).await;
         let matching: BTreeSet<_> = results
             .iter()
             .filter(|(_, result)| result.is_ok())
@@ -342,12 +338,7 @@ impl ConfigMapSyncs {
             let result = self.limited(&cx.key, &copy, deadline, requests).await;
             (copy, result)
         });
-        let mut results: Vec<_> = stream::iter(removed)
-            .buffer_unordered(MAX_CONCURRENT_WRITES)
-            .collect()
-            .await;
-        results.sort_by(|(one, _), (other, _)| one.cmp(other));
-        results
+        in_order(removed).await
     }
 
     /// Moves the copies whose last requests took too long to the end, so that they do not take the time of the others.
@@ -489,6 +480,16 @@ impl CopyTotals {
         }
         totals
     }
+}
+
+/// Runs the writes of copies, some at a time, and returns their results by copy. A slow one delays no other.
+async fn in_order<T>(
+    writes: impl Iterator<Item = impl Future<Output = (ObjectKey, T)>>,
+) -> Vec<(ObjectKey, T)> {
+    let results = stream::iter(writes).buffer_unordered(MAX_CONCURRENT_WRITES);
+    let mut results: Vec<_> = results.collect().await;
+    results.sort_by(|(one, _), (other, _)| one.cmp(other));
+    results
 }
 
 /// Returns the outcome of a sync that copied nothing.

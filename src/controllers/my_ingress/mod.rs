@@ -81,7 +81,8 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
         let backends = Arc::new(Backends::new(setup.trigger.clone()));
         let manager = &mut *setup.manager;
         let needed = &backends.watch_needed;
-        manager.watch_authoritative::<Node>(needed, &backends, &backends.nodes_sync);
+        let sync = &backends.nodes_sync;
+        manager.watch_authoritative::<Node>(vec![Arc::clone(needed)], &backends, sync);
         let services = manager.scope.apis(&manager.client);
         let streaming = manager.streaming_watch_config.clone();
         manager.watch_resource::<PartialObjectMeta<Service>>(

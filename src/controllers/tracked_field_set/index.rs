@@ -68,7 +68,7 @@ pub(crate) struct Unlisted {
     pub all: bool,
     /// Namespaces that have begun to match.
     pub namespaces: BTreeSet<String>,
-    /// Those of them that existed before: their resources are not new.
+    /// The namespaces of `namespaces` that existed before they began to match: their resources are not new.
     relabelled: BTreeSet<String>,
 }
 
@@ -759,6 +759,17 @@ mod tests {
             fixture
         }
 
+        /// Selects Deployments in the namespaces of production, and lists them.
+        fn of_production() -> Self {
+            let target = json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "env": "prod" } } } });
+            let fixture = Self::new(target);
+            let listing = WatchPhase::Listing { relist: 0 };
+            for phase in [listing, WatchPhase::Listed] {
+                fixture.watched.phase(None, &phase);
+            }
+            fixture
+        }
+
         fn select(&self, target: Value, digest: &str) {
             let target: TargetSelector = serde_json::from_value(target).unwrap();
             let selection = Selection::new(&target, deployments(), true, "ops").unwrap();
@@ -958,12 +969,7 @@ mod tests {
 
     #[test]
     fn namespace_that_begins_to_match_is_listed_and_its_resources_are_late() {
-        let target = json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "env": "prod" } } } });
-        let fixture = Fixture::new(target);
-        fixture
-            .watched
-            .phase(None, &WatchPhase::Listing { relist: 0 });
-        fixture.watched.phase(None, &WatchPhase::Listed);
+        let fixture = Fixture::of_production();
         let label = |env: &str| {
             let labels = [("env".to_owned(), env.to_owned())].into();
             fixture.sets.set_namespace("shop", Some(&labels));
@@ -993,12 +999,7 @@ mod tests {
     /// A namespace and a resource are created from one file: both are new.
     #[test]
     fn new_namespace_is_listed_and_its_resources_are_not_late() {
-        let target = json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "env": "prod" } } } });
-        let fixture = Fixture::new(target);
-        fixture
-            .watched
-            .phase(None, &WatchPhase::Listing { relist: 0 });
-        fixture.watched.phase(None, &WatchPhase::Listed);
+        let fixture = Fixture::of_production();
         let labels = [("env".to_owned(), "prod".to_owned())].into();
         fixture.sets.set_namespace("shop", Some(&labels));
         let unlisted = fixture.sets.unlisted(&set());

@@ -745,7 +745,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                         WriteResult::Created => written.created += 1,
                         WriteResult::Deleted => written.deleted += 1,
                         WriteResult::Matches => written.matching += 1,
-                        WriteResult::Changed | WriteResult::Waits => written.changed += 1,
+                        _ => written.changed += 1,
                     }
                     state.rejected.forget(&key);
                     if let Some(desired) = plan.desired.get_mut(&key) {

@@ -430,18 +430,24 @@ async fn owner_reference_or_label_proves_ownership_in_the_own_namespace() {
     );
 }
 
-/// A user moves the source to where a copy is.
-#[tokio::test]
-async fn copy_that_becomes_the_source_stays() {
-    let shop = Shop::shared("promoted").await;
+/// Creates two further namespaces, an operator, and a source with this data.
+async fn with_source(name: &str, data: &Value) -> (Shop, Operator, String, String) {
+    let shop = Shop::shared(name).await;
     let (b, c) = (
         shop.open("b", json!({})).await,
         shop.open("c", json!({})).await,
     );
-    let _operator = shop.operator(&["b", "c"]).await;
-    let here = shop.bed.namespace.clone();
+    let operator = shop.operator(&["b", "c"]).await;
+    let here = &shop.bed.namespace;
+    shop.map(here, "settings", json!({ "data": data })).await;
+    (shop, operator, b, c)
+}
+
+/// A user moves the source to where a copy is.
+#[tokio::test]
+async fn copy_that_becomes_the_source_stays() {
     let data = json!({ "a": "1" });
-    shop.map(&here, "settings", json!({ "data": data })).await;
+    let (shop, _operator, b, c) = with_source("promoted", &data).await;
     shop.sync("s", json!({ "destinationNamespaces": [b] }))
         .await;
     shop.copied(&b, "settings", data.clone()).await;
@@ -464,15 +470,9 @@ async fn copy_that_becomes_the_source_stays() {
 
 #[tokio::test]
 async fn unneeded_copy_is_deleted_or_released() {
-    let shop = Shop::shared("policy").await;
-    let (b, c) = (
-        shop.open("b", json!({})).await,
-        shop.open("c", json!({})).await,
-    );
-    let _operator = shop.operator(&["b", "c"]).await;
-    let here = shop.bed.namespace.clone();
     let data = json!({ "a": "1" });
-    shop.map(&here, "settings", json!({ "data": data })).await;
+    let (shop, _operator, b, c) = with_source("policy", &data).await;
+    let here = shop.bed.namespace.clone();
     shop.sync("s", json!({ "destinationNamespaces": [b, c] }))
         .await;
     shop.copied(&b, "settings", data.clone()).await;

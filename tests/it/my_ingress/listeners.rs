@@ -51,17 +51,23 @@ async fn traffic_follows_the_nodes() {
     assert_never_without_targets(&site.aws.calls());
 }
 
-/// Kubernetes may give a node port that a Service released to another Service.
-#[tokio::test]
-async fn targets_are_removed_after_the_service_released_their_node_port() {
-    let site = Site::with_nodes("released", &["i-1", "i-2"]).await;
-    let _operator = site.reaching().await;
-    let at = |port: u16| [("i-1", port), ("i-2", port)];
+/// Starts an operator, and a listener with a target at node port 30080 of each of two nodes.
+async fn serving(name: &str) -> (Site, Operator) {
+    let site = Site::with_nodes(name, &["i-1", "i-2"]).await;
+    let operator = site.reaching().await;
     site.service("shop", 30_080).await;
     site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
         .await;
-    site.arrives(80, &at(30_080)).await;
+    site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080)]).await;
     site.ready("web").await;
+    (site, operator)
+}
+
+/// Kubernetes may give a node port that a Service released to another Service.
+#[tokio::test]
+async fn targets_are_removed_after_the_service_released_their_node_port() {
+    let (site, _operator) = serving("released").await;
+    let at = |port: u16| [("i-1", port), ("i-2", port)];
     site.bed.delete::<Service>("shop").await;
     site.has_reason("web", "ServiceNotFound").await;
     site.arrives(80, &[]).await;
@@ -99,14 +105,8 @@ async fn targets_are_removed_after_the_service_released_their_node_port() {
 /// AWS limits the number of targets, so those of the new node port do not fit beside those of the old one.
 #[tokio::test]
 async fn targets_of_a_released_node_port_are_removed_although_no_more_fit() {
-    let site = Site::with_nodes("full", &["i-1", "i-2"]).await;
-    let _operator = site.reaching().await;
+    let (site, _operator) = serving("full").await;
     let at = |port: u16| [("i-1", port), ("i-2", port)];
-    site.service("shop", 30_080).await;
-    site.ingress("web", json!({ "listeners": [http(80, "shop")] }))
-        .await;
-    site.arrives(80, &at(30_080)).await;
-    site.ready("web").await;
     let full = Fault::code("TooManyTargets", "You've reached the limit on targets");
     let full = site
         .aws
