@@ -41,7 +41,7 @@ test: prerequisites ## Run the lints and every test, on a real control plane
 	@$(MAKE) --no-print-directory lint
 	@rm -rf target/audit target/times
 	@# More threads than cores: most tests wait for the control plane.
-	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=12 2>&1 | tee target/test.log; ended=$$?; \
+	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=8 2>&1 | tee target/test.log; ended=$$?; \
 	  echo "The ten slowest tests:"; sort -rn target/times | head; \
 	  [ $$ended = 0 ] || { echo "What failed:"; grep -A 9 "panicked at" target/test.log; }; exit $$ended
 

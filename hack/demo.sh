@@ -130,7 +130,7 @@ began=$SECONDS
 start aws env XDG_CACHE_HOME="$cache" testbed aws --env-out "$work/aws.env"
 start receivers testbed receivers --token "$stand_in_token" --chat "$stand_in_chat" --urls-out "$work/urls"
 wait_for "the receivers" 30 test -s "$work/urls"
-wait_for "the stand-in for AWS" 120 test -s "$work/aws.env"
+wait_for "the stand-in for AWS" 300 test -s "$work/aws.env"
 # shellcheck source=/dev/null
 . "$work/urls"
 if [ -z "$current" ]; then

@@ -12,8 +12,11 @@ use tokio::sync::Semaphore;
 
 use crate::torture::{Case, Fault, Kind, Place, RunOptions, observe, run};
 
-/// Number of concurrent runs of each workload, and the distance between two faults of a run, in writes.
+/// Number of runs of each workload, and the distance between two faults of a run, in writes.
 const RUNS: usize = FAULTS.len();
+
+/// Permits for the concurrent runs of all workloads: more would only slow down each other.
+static ACTIVE: Semaphore = Semaphore::const_new(6);
 
 /// Time in which nothing may be written after a fault: three times the longest backoff, so that a write that is retried
 /// for ever shows. A slow machine only waits longer for such a time.
@@ -36,9 +39,8 @@ fn is_counted(request: &ApiRequest) -> bool {
 #[case::my_ingress(Kind::MyIngress, 6)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kind_survives_faults_at_writes(#[case] kind: Kind, #[case] at_least: usize) {
-    let active = Semaphore::new(RUNS);
     let options = RunOptions {
-        active: &active,
+        active: &ACTIVE,
         rest: REST,
         counted: is_counted,
         program: None,

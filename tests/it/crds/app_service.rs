@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 
 use super::{Case, check, create, every_field_has_a_case, install, served, wait_until};
+use crate::support::only_large_test;
 
 fn with(more: &str) -> String {
     format!("{{size: 1, image: i, {more}}}")
@@ -437,6 +438,7 @@ async fn autoscaled_app_older_than_the_cpu_rule_can_be_changed() {
 /// each.
 #[tokio::test]
 async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
+    let _guard = only_large_test().await;
     let plane = ControlPlane::start(Options::apiserver_only())
         .await
         .unwrap();

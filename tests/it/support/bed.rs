@@ -222,8 +222,8 @@ pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
         .unwrap();
 }
 
-/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it: etcd and the apiserver keep
-/// several times as much in memory, and CI's machine has room for one such control plane.
+/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it, or objects of so many items that
+/// the apiserver needs gigabytes to change one: CI's machine has room for one such control plane.
 pub async fn only_large_test() -> MutexGuard<'static, ()> {
     static LARGE: Mutex<()> = Mutex::const_new(());
     LARGE.lock().await

@@ -173,7 +173,8 @@ impl Kind {
             Self::ConfigMapSync => &[],
             Self::AppService | Self::MyApp | Self::MyIngress => &[r#""type":"Reconciling""#],
         };
-        !waits.iter().any(|it| text.contains(it))
+        let counts_children = self != Self::TrackedFieldSet || set_counts_children(state);
+        counts_children && !waits.iter().any(|it| text.contains(it))
     }
 
     /// Returns the state outside the cluster.
@@ -314,4 +315,14 @@ where
     })
     .await
     .unwrap();
+}
+
+/// Returns whether the status of the set counts the children that exist.
+fn set_counts_children(state: &Value) -> bool {
+    let (mut counted, mut existing) = (0, 0);
+    for (name, object) in state.as_object().into_iter().flatten() {
+        counted += object["status"]["children"].as_u64().unwrap_or(0);
+        existing += u64::from(name.starts_with("TrackedField "));
+    }
+    counted == existing
 }
