@@ -15,9 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::core::ApiResource;
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::names::MetadataNames;
-use tokio::sync::SetOnce;
+use tokio::sync::{Semaphore, SemaphorePermit, SetOnce};
 
 use self::desired::{Applied, classified, managed_fields_of, title};
 pub use self::desired::{ChildAction, ChildKind, ChildSummary, DesiredChild, Quirks};
@@ -30,7 +31,7 @@ use super::error::{Error, QUOTA_EXCEEDED, Result, rejection_reason};
 use super::fields::{Projection, content};
 use super::managed_fields::{self, TakenFields};
 use super::ownership::{Owner, Ownership, proves_owner};
-use super::raw_object::BoundedObject;
+use super::raw_object::{BoundedObject, RawObject};
 use super::reconciled_kind::ReconciledKind;
 use super::watch::{Index, Observer, SyncState};
 use super::{ObjectKey, finalizer, version, write};
@@ -50,8 +51,10 @@ pub struct Children<K, S> {
     pub(super) cache: Arc<ChildCache<S>>,
     pub(super) summary: fn(&K) -> S,
     /// True if the watch shows metadata alone, because the objects may be large. Any new version may then be a change,
-    /// and the caller limits the memory of objects that are read at once.
+    /// and the caller limits the number of objects that are read at once.
     pub(super) watches_metadata: bool,
+    /// Permit for the one large child that may be in memory.
+    pub(super) large: Semaphore,
     pub(super) wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
     pub(super) watch_needed: Arc<SetOnce<()>>,
     pub(super) sync: SyncState,
@@ -218,9 +221,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             let ownership = cx.ownership(desired.cached_metadata(&child.summary)?);
             Some((child, None, ownership))
         });
-        // Values and `managedFields` of a child that has drifted, from before the correction.
-        let mut before = None;
+        // Values and `managedFields` of a child that has drifted, from before the correction; permit for a large child.
+        let (mut before, mut permit) = (None, None);
         for attempt in 1..=MAX_ATTEMPTS {
+            drop(permit.take());
             let is_last = attempt == MAX_ATTEMPTS;
             let mut rejected = None;
             if !may_exist {
@@ -240,7 +244,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             let (child, object, ownership) = if let Some(cached) = cached.take() {
                 cached
             } else {
-                let Some(object) = self.read(key).await? else {
+                let Some((object, large)) = self.read(key).await? else {
                     self.cache.record_missing(key);
                     if let Some(rejected) = rejected {
                         return Err(rejected);
@@ -254,6 +258,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     may_exist = false;
                     continue;
                 };
+                permit = large;
                 let ownership = cx.ownership(object.meta());
                 (self.known(&object), Some(object), ownership)
             };
@@ -385,14 +390,25 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         }
     }
 
-    async fn read(&self, key: &ObjectKey) -> Result<Option<K>> {
-        let read = if self.watches_metadata {
-            self.unbounded_api(key).get_opt(&key.name).await
-        } else {
-            let read = self.api(key).get_opt(&key.name).await;
-            read.map(|live| live.map(|BoundedObject(live)| live))
+    /// Reads the child. A large one comes with the permit for it, once no other is in memory.
+    async fn read(&self, key: &ObjectKey) -> Result<Option<(K, Option<SemaphorePermit<'_>>)>> {
+        if !self.watches_metadata {
+            let live = classified::<K, _>(key, self.api(key).get_opt(&key.name).await)?;
+            return Ok(live.map(|BoundedObject(live)| (live, None)));
+        }
+        let resource = ApiResource::erase::<K>(&());
+        let api: Api<RawObject> =
+            Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
+        let Some(live) = classified::<K, _>(key, api.get_opt(&key.name).await)? else {
+            return Ok(None);
         };
-        classified::<K, _>(key, read)
+        let permit = if live.is_large() {
+            self.large.acquire().await.ok()
+        } else {
+            None
+        };
+        let decoded = live.decode_as().map_err(kube::Error::SerdeError);
+        Ok(Some((classified::<K, _>(key, decoded)?, permit)))
     }
 
     /// Returns whether the write of a child without a confirmed state must wait for the rate limit.
@@ -531,7 +547,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         write: impl Fn(K) -> F,
     ) -> Result<bool> {
         for attempt in 1..=MAX_ATTEMPTS {
-            let Some(live) = self.read(key).await? else {
+            let Some((live, _permit)) = self.read(key).await? else {
                 return Ok(false);
             };
             let ownership = cx.ownership(live.meta());

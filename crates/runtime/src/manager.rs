@@ -15,7 +15,7 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use qm_core::kind::{Kind, KindInfo};
 use serde::de::DeserializeOwned;
-use tokio::sync::{SetOnce, watch};
+use tokio::sync::{Semaphore, SetOnce, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -739,6 +739,7 @@ impl<K: ReconciledKind> Setup<'_, K> {
             cache,
             summary,
             watches_metadata,
+            large: Semaphore::new(1),
             wake: Arc::new(move |owner| trigger.wake(owner)),
             watch_needed: Arc::clone(&self.watch_needed),
             sync,

@@ -21,6 +21,9 @@ pub const MAX_DECODED: usize = 24 * 1024 * 1024;
 /// half.
 const MAX_TYPED: usize = 8 * 1024 * 1024;
 
+/// Memory from which a decoded object is large, in bytes.
+const LARGE: usize = 1024 * 1024;
+
 /// Bytes of a value in a list.
 const VALUE_BYTES: usize = 32;
 /// Bytes of a member of a map, whose nodes hold 11 members and are at least half full.
@@ -53,6 +56,19 @@ impl RawObject {
             return Ok(Err(TooLarge));
         }
         serde_json::from_str(text).map(Ok)
+    }
+
+    /// Decodes the object as a known type, whatever its size.
+    ///
+    /// # Errors
+    /// The object is not of this type.
+    pub fn decode_as<K: DeserializeOwned>(&self) -> serde_json::Result<K> {
+        serde_json::from_str(self.text.get())
+    }
+
+    /// Returns whether the object takes so much memory once it is decoded that few of that size fit at once.
+    pub fn is_large(&self) -> bool {
+        decoded_size(self.text.get()) > LARGE
     }
 
     /// Returns the object's labels.

@@ -12,9 +12,13 @@ use qm_runtime::children::{ChildAction, DesiredChild};
 use qm_runtime::fields::{self, Projection};
 use qm_runtime::ownership::{Owner, Ownership};
 use qm_runtime::{ObjectKey, short_digest};
+use serde_json::json;
 
 /// Annotation of `kubectl apply`, which contains the whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Maximum number of keys whose values are compared one by one to report drift.
+const MAX_REPORTED_KEYS: usize = 1000;
 
 /// The copy that a sync needs in one namespace.
 pub struct DesiredCopy<'a> {
@@ -64,7 +68,31 @@ impl DesiredChild<ConfigMap, ()> for DesiredCopy<'_> {
     }
 
     fn values(&self, live: &ConfigMap) -> Projection {
-        fields::all(&fields::content(live))
+        let (data, binary, _) = content(live);
+        let keys = data.len() + binary.len();
+        if keys <= MAX_REPORTED_KEYS {
+            return fields::all(&fields::content(live));
+        }
+        // Each value in a projection takes far more memory than a short key.
+        let ObjectMeta {
+            labels,
+            annotations,
+            owner_references,
+            finalizers,
+            ..
+        } = live.metadata.clone();
+        let metadata = ObjectMeta {
+            labels,
+            annotations,
+            owner_references,
+            finalizers,
+            ..ObjectMeta::default()
+        };
+        let digest = short_digest(format!("{data:?} {binary:?}"));
+        let content = json!({
+            "metadata": metadata, "immutable": live.immutable, "data": format!("{keys} keys with the digest {digest}"),
+        });
+        fields::all(&fields::content(&content))
     }
 }
 
@@ -145,7 +173,7 @@ mod tests {
     use kube::Resource;
     use qm_api::ConfigMapSync;
     use rstest::rstest;
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
-use kube::core::PartialObjectMeta;
+use kube::core::{ApiResource, PartialObjectMeta};
 use qm_api::ConfigMapSync;
 use qm_api::config_map_sync::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -25,6 +25,7 @@ use qm_runtime::drift::Advice;
 use qm_runtime::error::{Class, Error, FORBIDDEN, NAMESPACE_TERMINATING, Result, WRITE_FAILED};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
+use qm_runtime::raw_object::RawObject;
 use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -73,8 +74,9 @@ pub const KIND: KindInfo = KindInfo::of::<ConfigMapSync>(
 const ADVICE: Advice = &[("", "change the source instead")];
 /// Maximum number of concurrent writes of the copies of one sync.
 const MAX_CONCURRENT_WRITES: usize = 16;
-/// Maximum number of copies in memory, over all syncs. A `ConfigMap` has up to 1 MiB, and memory holds it several
-/// times: as read, as sent and as returned. A live copy may be larger than its source.
+/// Maximum number of copies in memory, over all syncs: memory holds each several times, as read, as sent and as
+/// returned. The copies of a large source are written one at a time, and only one large source is in memory: with many
+/// short keys, a `ConfigMap` of 1 MiB takes 10 MB.
 const MAX_COPIES_IN_MEMORY: usize = 6;
 /// Maximum time of the requests of one copy. An admission webhook may take 30 s, and must not block other copies.
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,6 +84,8 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(10);
 /// reconcile after a minute.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(40);
 const REMOVALS_TIMEOUT: Duration = Duration::from_secs(15);
+
+const UNREADABLE: &str = "the source could not be read";
 
 pub(crate) struct ConfigMapSyncs {
     scope: WatchScope,
@@ -92,6 +96,8 @@ pub(crate) struct ConfigMapSyncs {
     copies: Children<ConfigMap, ()>,
     /// Permits for copies in memory.
     copy_permits: Semaphore,
+    /// Permit for a large source in memory.
+    large_source: Semaphore,
     /// Time of each sync's last write of copies, if the sync's status does not have that time yet.
     unrecorded: Mutex<HashMap<ObjectKey, Time>>,
     /// The copies of each sync whose last requests took too long.
@@ -138,6 +144,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             index,
             copies,
             copy_permits: Semaphore::new(MAX_COPIES_IN_MEMORY),
+            large_source: Semaphore::new(1),
             unrecorded: Mutex::default(),
             slow: Mutex::default(),
         })
@@ -171,17 +178,31 @@ impl Controller for ConfigMapSyncs {
             .iter()
             .map(|(namespace, _)| ObjectKey::new(namespace, &plan.name))
             .collect();
-        let maps: Api<ConfigMap> = Api::namespaced(cx.client().clone(), &plan.source.namespace);
-        let source = match maps.get_opt(&plan.source.name).await {
+        let resource = ApiResource::erase::<ConfigMap>(&());
+        let maps: Api<RawObject> =
+            Api::namespaced_with(cx.client().clone(), &plan.source.namespace, &resource);
+        let read = match maps.get_opt(&plan.source.name).await {
             Ok(Some(source)) => source,
             Ok(None) => return self.without_source(cx, &plan, &desired).await,
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 return Ok(blocked(cx, FORBIDDEN, status.message.clone()));
             }
-            Err(error) => return Err(Error::api("the source could not be read")(error)),
+            Err(error) => return Err(Error::api(UNREADABLE)(error)),
         };
-        let digest = copy::digest(&source, &cx.object.spec, &cx.owner);
         let deadline = Instant::now() + WRITES_TIMEOUT;
+        let is_large = read.is_large();
+        let _permit = if is_large {
+            let permit = timeout_at(deadline, self.large_source.acquire()).await;
+            Some(permit.map_err(|_| late("other large sources took too long"))?)
+        } else {
+            None
+        };
+        let decoded = read.decode_as::<ConfigMap>();
+        let mut source =
+            decoded.map_err(|error| Error::api(UNREADABLE)(kube::Error::SerdeError(error)))?;
+        drop(read);
+        source.metadata.managed_fields = None;
+        let digest = copy::digest(&source, &cx.object.spec, &cx.owner);
         let destinations = destinations
             .into_iter()
             .map(|(namespace, presence)| (ObjectKey::new(&namespace, &plan.name), presence));
@@ -196,7 +217,8 @@ impl Controller for ConfigMapSyncs {
             };
             self.ensure(cx, copy, presence, deadline)
         });
-        let mut results = in_order(ensured).await;
+        let concurrent = if is_large { 1 } else { MAX_CONCURRENT_WRITES };
+        let mut results = in_order(ensured, concurrent).await;
         let matching: BTreeSet<_> = results
             .iter()
             .filter(|(_, result)| result.is_ok())
@@ -338,7 +360,7 @@ impl ConfigMapSyncs {
             let result = self.limited(&cx.key, &copy, deadline, requests).await;
             (copy, result)
         });
-        in_order(removed).await
+        in_order(removed, MAX_CONCURRENT_WRITES).await
     }
 
     /// Moves the copies whose last requests took too long to the end, so that they do not take the time of the others.
@@ -364,15 +386,16 @@ impl ConfigMapSyncs {
         deadline: Instant,
         requests: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let late = |message: &str| Err(Error::other(Class::Transient, WRITE_FAILED, message));
         let Ok(_permit) = timeout_at(deadline, self.copy_permits.acquire()).await else {
-            return late("other copies took too long");
+            return Err(late("other copies took too long"));
         };
         let result = timeout(COPY_TIMEOUT, timeout_at(deadline, requests)).await;
         let mut slow = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(Ok(result)) = result else {
             slow.entry(sync.clone()).or_default().insert(copy.clone());
-            return late("the apiserver, or an admission webhook, took too long");
+            return Err(late(
+                "the apiserver, or an admission webhook, took too long",
+            ));
         };
         if let Some(copies) = slow.get_mut(sync) {
             copies.remove(copy);
@@ -482,11 +505,16 @@ impl CopyTotals {
     }
 }
 
-/// Runs the writes of copies, some at a time, and returns their results by copy. A slow one delays no other.
+fn late(message: &'static str) -> Error {
+    Error::other(Class::Transient, WRITE_FAILED, message)
+}
+
+/// Runs the writes of copies, some at a time, and returns their results by copy.
 async fn in_order<T>(
     writes: impl Iterator<Item = impl Future<Output = (ObjectKey, T)>>,
+    concurrent: usize,
 ) -> Vec<(ObjectKey, T)> {
-    let results = stream::iter(writes).buffer_unordered(MAX_CONCURRENT_WRITES);
+    let results = stream::iter(writes).buffer_unordered(concurrent);
     let mut results: Vec<_> = results.collect().await;
     results.sort_by(|(one, _), (other, _)| one.cmp(other));
     results

@@ -41,6 +41,7 @@ fn children<S: ChildSummary>(
         field_manager: "example/test",
         summary,
         watches_metadata: false,
+        large: Semaphore::new(1),
         wake: Arc::new(wake),
         watch_needed: Arc::default(),
         sync: SyncState::default(),
