@@ -3,10 +3,11 @@
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Config, Resource};
-use qm_api::{AppService, ContactPoint, TrackedField};
+use qm_api::{AppService, ConfigMapSync, ContactPoint, TrackedField};
 use qm_runtime::client;
 use rstest::rstest;
 use serde_json::json;
@@ -14,6 +15,7 @@ use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
 
 use crate::fields::{Widgets, track};
+use crate::stored::{LIMIT, Peak};
 use crate::support::{Bed, Operator, Settings, actions_and_values};
 
 /// Returns a spec with a size and `levels` of nested objects.
@@ -272,4 +274,58 @@ async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) 
     let metrics = operator.metrics().await;
     let failures = "quartermaster_watch_failures_total{resource=\"appservices.kosmos.io\"} 0";
     assert!(metrics.contains(failures), "{metrics}");
+}
+
+/// Decoded, 1 MB of such `managedFields` would take 100 MB of memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_forged_managed_fields_fit_into_memory() {
+    let mut bed = Bed::shared("forged-large").await;
+    bed.client = reading_client(&bed).await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.create::<ConfigMap>("map", json!({ "data": { "value": "1" } }))
+        .await;
+    let chain = (0..80).fold(json!({}), |inner, _| json!({ "f:a": inner }));
+    let chains = (0..1600).map(|number| (format!("f:{number}"), chain.clone()));
+    let fields: serde_json::Map<_, _> = chains.collect();
+    let add = |api_version: &str| {
+        let entry = json!({
+            "manager": "forger", "operation": "Update", "apiVersion": api_version, "fieldsType": "FieldsV1",
+            "time": "2026-01-01T00:00:00Z", "fieldsV1": fields,
+        });
+        let add = json!([{ "op": "add", "path": "/metadata/managedFields/-", "value": entry }]);
+        Patch::Json::<()>(serde_json::from_value(add).unwrap())
+    };
+    let params = PatchParams::default();
+    let (maps, points) = (bed.api::<ConfigMap>(), bed.api::<ContactPoint>());
+    let version = ContactPoint::api_version(&());
+    maps.patch_metadata("map", &params, &add("v1"))
+        .await
+        .unwrap();
+    points
+        .patch_metadata("hook", &params, &add(&version))
+        .await
+        .unwrap();
+    for object in ["cm/map", "contactpoint/hook"] {
+        let text = bed
+            .kubectl(&["get", object, "-o", "json", "--show-managed-fields"])
+            .await;
+        assert!(text.matches("f:a").count() > 100_000, "{object} is forged");
+    }
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    let peak = Peak::watch(operator.child().id());
+    let spec = json!({
+        "sourceNamespace": bed.namespace, "configMapName": "map", "destinationNamespace": bed.namespace,
+        "destinationName": "copy",
+    });
+    bed.create::<ConfigMapSync>("sync", json!({ "spec": spec }))
+        .await;
+    bed.until("copy", "is a copy", |copy: &ConfigMap| {
+        copy.data.as_ref().is_some_and(|data| data["value"] == "1")
+    })
+    .await;
+    bed.ready("hook").await;
+    let peak = peak.end();
+    println!("peak of RssAnon, forged managedFields: {peak:.1} MiB");
+    assert!(peak < LIMIT, "{peak} MiB");
 }

@@ -27,7 +27,7 @@ use crate::support::{Bed, Operator, SOON, Settings, only_large_test};
 
 const APPS: usize = 100;
 /// Memory limit of a replica's container, in MiB.
-const LIMIT: f64 = 128.0;
+pub const LIMIT: f64 = 128.0;
 const LEASE: &str = "stored";
 
 /// CRDs that accept any spec, until the bounds are restored.
@@ -124,13 +124,13 @@ fn kind<K: kube::Resource<DynamicType = ()> + CustomResourceExt>()
 }
 
 /// Maximum of the measured memory of a process, in MiB.
-struct Peak {
+pub struct Peak {
     ended: Arc<AtomicBool>,
     looking: std::thread::JoinHandle<f64>,
 }
 
 impl Peak {
-    fn watch(process: u32) -> Self {
+    pub fn watch(process: u32) -> Self {
         let ended = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ended);
         let looking = std::thread::spawn(move || {
@@ -144,7 +144,7 @@ impl Peak {
         Self { ended, looking }
     }
 
-    fn end(self) -> f64 {
+    pub fn end(self) -> f64 {
         self.ended.store(true, Ordering::Relaxed);
         self.looking.join().unwrap()
     }
@@ -356,9 +356,12 @@ async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
         for name in ["variables", "arguments", "volumes"] {
             let patch = json!({ "metadata": { "annotations": { "round": round.to_string() } } });
             let api = bed.api::<Deployment>();
-            api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch))
-                .await
-                .unwrap();
+            until(format!("{name} is patched"), SOON, async || {
+                let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
+                Ok(Some(api.patch_metadata(name, &params, &patch).await?))
+            })
+            .await
+            .unwrap();
             bed.track(
                 &format!("{name}-{round}"),
                 "Deployment",

@@ -25,11 +25,11 @@ const MAX_TYPED: usize = 8 * 1024 * 1024;
 const LARGE: usize = 1024 * 1024;
 
 /// Bytes of a value in a list.
-const VALUE_BYTES: usize = 32;
+pub(crate) const VALUE_BYTES: usize = 32;
 /// Bytes of a member of a map, whose nodes hold 11 members and are at least half full.
-const MEMBER_BYTES: usize = 130;
+pub(crate) const MEMBER_BYTES: usize = 130;
 /// Bytes of a map without its members.
-const MAP_BYTES: usize = 632;
+pub(crate) const MAP_BYTES: usize = 632;
 /// Bytes of a string that is not empty, without its text.
 const STRING_BYTES: usize = 32;
 
@@ -245,7 +245,7 @@ impl From<PartialObjectMeta> for RawObject {
 }
 
 /// Returns the approximate memory that the values of a JSON text take, in bytes.
-fn decoded_size(json: &str) -> usize {
+pub(crate) fn decoded_size(json: &str) -> usize {
     let (mut values, mut members, mut maps, mut strings) = (1, 0, 0, 0);
     let (mut in_string, mut is_empty, mut escaped) = (false, false, false);
     for byte in json.bytes() {

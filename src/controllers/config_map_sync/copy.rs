@@ -301,6 +301,26 @@ mod tests {
     }
 
     #[test]
+    fn drift_of_many_keys_is_reported_as_a_whole() {
+        let copy_of = |value: &str, keys: usize| {
+            let keys = (0..keys).map(|key| (format!("k{key}"), value.to_owned()));
+            ConfigMap {
+                data: Some(keys.collect()),
+                ..ConfigMap::default()
+            }
+        };
+        let (source, spec, owner) = (source(), spec(false), owner());
+        let copy = copy(&source, &spec, &owner);
+        let differences =
+            |one: &ConfigMap, other: &ConfigMap| copy.values(one).differences(&copy.values(other));
+        let many = copy_of("a", MAX_REPORTED_KEYS + 1);
+        assert_eq!(differences(&many, &many), [] as [Vec<String>; 0]);
+        let edited = copy_of("b", MAX_REPORTED_KEYS + 1);
+        assert_eq!(differences(&many, &edited), [["f:data"]]);
+        assert_eq!(differences(&many, &copy_of("a", 2)), [["f:data"]]);
+    }
+
+    #[test]
     fn digest_changes_with_the_source_and_the_spec() {
         let first = digest(&source(), &spec(true), &owner());
         let mut edited = source();

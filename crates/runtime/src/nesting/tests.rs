@@ -84,6 +84,39 @@ fn truncated_object_is_too_deep(
     }
 }
 
+/// Returns an object with `managedFields` of this JSON.
+fn managed(entries: &str) -> String {
+    format!(
+        r#"{{"metadata":{{"name":"x","managedFields" : [{{"manager":"m","fieldsV1":{entries}}}],"uid":"1"}},"spec":{{"a":[{{}}]}}}}"#
+    )
+}
+
+#[rstest]
+#[case::objects(&format!("{{{}\"z\":{{}}}}", format!("\"f:a\":{},", nested(50, "{\"a\":", "}")).repeat(3_000)))]
+#[case::empty_objects(&format!("{{{}\"z\":{{}}}}", "\"f:a\":{},".repeat(150_000)))]
+#[case::arrays(&format!("[{}1]", format!("{},", nested(90, "[", "]")).repeat(8_000)))]
+#[case::numbers(&format!("[{}1]", "0, ".repeat(400_000)))]
+fn forged_managed_fields_are_truncated(#[case] entries: &str) {
+    let kept = filtered(&managed(entries), 11);
+    let value: Value = serde_json::from_str(&kept).unwrap();
+    assert!((10_000..entries.len()).contains(&kept.len()));
+    let [objects, members, values] = ["{\"", "\":", ","].map(|it| kept.matches(it).count());
+    let size = objects * MAP_BYTES + members * MEMBER_BYTES + values * VALUE_BYTES;
+    assert!(size < MAX_MANAGED_FIELDS + 10_000, "{size} bytes");
+    assert_eq!(value["metadata"]["managedFields"][0]["manager"], "m");
+    assert_eq!(value["metadata"]["uid"], "1");
+    assert_eq!(value["spec"], json!({ "a": [{}] }));
+}
+
+#[rstest]
+#[case::many_keys(&managed(&format!("{{{}\"z\":{{}}}}", "\"f:a\":{},".repeat(40_000))))]
+#[case::another_field(&format!(r#"{{"fields":[{}1]}}"#, "0,".repeat(400_000)))]
+#[case::a_value(&format!(r#"["managedFields",[{}1]]"#, "0,".repeat(400_000)))]
+#[case::a_longer_name(&format!(r#"{{"managedFieldsX":[{}1]}}"#, "0,".repeat(400_000)))]
+fn other_data_passes(#[case] text: &str) {
+    assert!(filtered(text, 1000) == text);
+}
+
 #[test]
 fn watch_goes_on_after_a_deep_object() {
     let deep = format!(
