@@ -129,12 +129,12 @@ began=$SECONDS
 [ -n "$current" ] || start cluster testbed cluster --kubeconfig-out "$KUBECONFIG"
 start aws env XDG_CACHE_HOME="$cache" testbed aws --env-out "$work/aws.env"
 start receivers testbed receivers --token "$stand_in_token" --chat "$stand_in_chat" --urls-out "$work/urls"
-wait_for "the receivers" 30 test -s "$work/urls"
+wait_for "the receivers" 300 test -s "$work/urls"
 wait_for "the stand-in for AWS" 300 test -s "$work/aws.env"
 # shellcheck source=/dev/null
 . "$work/urls"
 if [ -z "$current" ]; then
-  wait_for "the control plane" 120 test -s "$KUBECONFIG"
+  wait_for "the control plane" 300 test -s "$KUBECONFIG"
   tell "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, and kwok in place of a kubelet: ready after $((SECONDS - began)) s."
 fi
 if [ -n "$own_chat" ]; then

@@ -4,15 +4,15 @@
 
 readonly system=quartermaster-system
 case "${CLUSTER:-}" in
-  '') current='' home=default shop=shop patience=30 ;;
-  # Nodes pull images there.
-  current) current=yes home=quartermaster-demo shop=quartermaster-demo-shop patience=300 ;;
+  '') current='' home=default shop=shop ;;
+  current) current=yes home=quartermaster-demo shop=quartermaster-demo-shop ;;
   *)
     echo "CLUSTER=$CLUSTER: write CLUSTER=current for the cluster of your current context, or leave it out" >&2
     exit 2
     ;;
 esac
-readonly current home shop patience
+# Time in seconds for each step: nodes of a cluster pull images.
+readonly current home shop patience=300
 
 # sample FILE: applies one of config/samples, in this demo's namespaces and for its receivers.
 sample() {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
 use tokio::time::{Instant, sleep};
 
-use crate::support::Bed;
+use crate::support::{Bed, SOON};
 
 mod app_service;
 mod config_map_sync;
@@ -180,9 +180,9 @@ fn shorten(text: &str) -> String {
 }
 
 async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + SOON;
     while !holds().await {
-        assert!(Instant::now() < deadline, "waited 30 s until {what}");
+        assert!(Instant::now() < deadline, "waited until {what}");
         sleep(Duration::from_millis(50)).await;
     }
 }

@@ -11,7 +11,7 @@ use testbed::{ControlPlane, Options};
 use crate::support::TOKEN;
 
 /// The demo builds nothing here, and ends after some 20 seconds.
-const SHOWN: Duration = Duration::from_mins(5);
+const SHOWN: Duration = Duration::from_mins(20);
 /// Objects that the demo creates in a user's cluster, by any of these names.
 const DEMO_RESOURCES: &str = "crds,namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
     validatingadmissionpolicybindings";

@@ -281,8 +281,13 @@ impl Widgets {
         ))
         .await;
         let crd = format!("crd/widgets.{group}");
-        bed.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"])
-            .await;
+        bed.kubectl(&[
+            "wait",
+            "--for=condition=Established",
+            &crd,
+            "--timeout=180s",
+        ])
+        .await;
     }
 
     /// Deletes the CRD, and with it all widgets.

@@ -27,7 +27,7 @@ use crate::process::{Child, Folder, Program, folder_of};
 use crate::wait;
 
 /// Longest start time, on a machine that builds at the same time.
-const START_TIMEOUT: Duration = Duration::from_secs(90);
+const START_TIMEOUT: Duration = Duration::from_mins(5);
 
 const EC2_VERSION: &str = "2016-11-15";
 

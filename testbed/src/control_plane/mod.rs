@@ -33,10 +33,10 @@ use crate::process::{Child, Folder, dies_with_its_thread, folder_of};
 use crate::timing;
 
 /// Longest time until a server is ready, on a machine that builds at the same time.
-const READY_TIMEOUT: Duration = Duration::from_secs(90);
+const READY_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Timeout of one readiness check.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Interval of readiness checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);

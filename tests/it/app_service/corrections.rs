@@ -505,7 +505,7 @@ async fn deletion_of_a_child_is_reported_unless_the_operator_deletes() {
 #[tokio::test]
 async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
     let bed = Bed::shared("contested").await;
-    let flags = ["--drift-backoff-min=1s", "--drift-backoff-max=4s"];
+    let flags = ["--drift-backoff-min=1s", "--drift-backoff-max=60s"];
     let settings = flags
         .iter()
         .fold(Settings::default(), |settings, flag| settings.flag(flag));

@@ -35,7 +35,7 @@ async fn document_002_works_as_printed() {
         "wait",
         "--for=condition=Ready",
         "appservice/appservice-sample",
-        "--timeout=60s",
+        "--timeout=180s",
     ])
     .await;
     let app = columns(&["get", "AppService"]).await;
@@ -55,7 +55,7 @@ async fn document_002_works_as_printed() {
         "wait",
         "--for=jsonpath={.status.availableReplicas}=3",
         "appsvc/appservice-sample",
-        "--timeout=60s",
+        "--timeout=180s",
     ])
     .await;
 

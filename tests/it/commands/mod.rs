@@ -33,7 +33,7 @@ mod unread;
 mod without_operator;
 
 /// Maximum duration of a command.
-const TIMEOUT: Duration = Duration::from_mins(2);
+const TIMEOUT: Duration = Duration::from_mins(9);
 
 /// Name of the user of [`user_with`].
 const USER: &str = "limited";

@@ -31,7 +31,7 @@ mod standby;
 mod watches;
 
 /// Maximum time in which the operator catches up with all changes of a test.
-const CAUGHT_UP: Duration = Duration::from_secs(90);
+const CAUGHT_UP: Duration = Duration::from_mins(9);
 
 /// Group of a kind whose objects may have any size, and which the operator watches as whole objects.
 const MAPS: &str = "maps.example.com";
@@ -62,7 +62,7 @@ async fn serve_maps(bed: &Bed) {
         "wait",
         "--for=condition=Established",
         &format!("crd/maps.{MAPS}"),
-        "--timeout=60s",
+        "--timeout=180s",
     ])
     .await;
     fill_tracker_role(&bed.plane, &[(MAPS, "maps")]).await;

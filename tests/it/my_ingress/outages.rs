@@ -44,7 +44,9 @@ async fn fault_at_the_creation_is_reported_and_retried(#[case] fault: Fault, #[c
     let order = site
         .aws
         .fault(On::action("CreateLoadBalancer"), Times::Always, fault);
-    let _operator = Operator::start(&site.bed, site.settings().flag("--aws-timeout=1s")).await;
+    // Less than a call takes that hangs.
+    let settings = site.settings().flag("--aws-timeout=10s");
+    let _operator = Operator::start(&site.bed, settings).await;
     site.ingress("web", json!({})).await;
     site.bed.event("web", reason).await;
     order.wait_for_hits(2, SOON).await.unwrap();
@@ -59,7 +61,7 @@ async fn creation_without_an_answer_is_not_repeated() {
     let site = Site::new("unanswered").await;
     let create = On::action("CreateLoadBalancer");
     let order = site.aws.fault(create, Times::Always, Fault::CutAfter);
-    let _operator = Operator::start(&site.bed, site.settings().flag("--aws-timeout=1s")).await;
+    let _operator = site.operator().await;
     site.ingress("web", json!({})).await;
     site.ready("web").await;
     assert_eq!(order.hits(), 1);

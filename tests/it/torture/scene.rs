@@ -42,7 +42,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 const CALM: Duration = Duration::from_secs(1);
 
 /// Maximum time until a state is reached although faults delay it.
-const REACHED: Duration = Duration::from_mins(2);
+const REACHED: Duration = Duration::from_mins(10);
 
 /// Maximum number of repetitions of a write that the apiserver rejects for [`super::strike::LASTING`]: seven reconciles
 /// with backoffs of 50 ms that double up to a second, as many again for changes that trigger a reconcile meanwhile, and
