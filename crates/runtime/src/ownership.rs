@@ -355,29 +355,29 @@ pub fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     owners.find(|owner| owner.controller == Some(true))
 }
 
+/// Maximum length of the name of an object, in bytes.
+const MAX_NAME: usize = 253;
+
 /// Returns the owner that an object names: key and UID, which is empty if the object has none.
 pub fn owner_of<'a>(
     metadata: &'a ObjectMeta,
     names: &MetadataNames,
 ) -> Option<(ObjectKey, &'a str)> {
     // Any client may write the annotation; the controller reference takes precedence.
-    if let Some(controller) = controller_of(metadata) {
-        let key = ObjectKey::new(metadata.namespace.as_deref()?, &controller.name);
-        return Some((key, &controller.uid));
-    }
-    let (namespace, name) = metadata
-        .annotations
-        .as_ref()?
-        .get(names.owner)?
-        .split_once('/')?;
-    let uid = metadata
-        .labels
-        .as_ref()
-        .and_then(|labels| labels.get(names.owner_uid));
-    Some((
-        ObjectKey::new(namespace, name),
-        uid.map_or("", String::as_str),
-    ))
+    let (namespace, name, uid) = if let Some(controller) = controller_of(metadata) {
+        let namespace = metadata.namespace.as_deref()?;
+        (namespace, &*controller.name, &*controller.uid)
+    } else {
+        let owner = metadata.annotations.as_ref()?.get(names.owner)?;
+        let (namespace, name) = owner.split_once('/')?;
+        let labels = metadata.labels.as_ref();
+        let uid = labels.and_then(|labels| labels.get(names.owner_uid));
+        (namespace, name, uid.map_or("", String::as_str))
+    };
+    // Clients may write texts of any length, and caches keep the owner.
+    let texts = [namespace, name, uid];
+    let is_possible = texts.iter().all(|text| text.len() <= MAX_NAME);
+    is_possible.then(|| (ObjectKey::new(namespace, name), uid))
 }
 
 #[cfg(test)]
@@ -433,6 +433,15 @@ mod tests {
     #[case::controller_is_never_overruled(json!({ "namespace": "shop", "annotations": { NAMES.adopt_by: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
     fn ownership_follows_from_metadata(#[case] object: Value, #[case] claim: Ownership) {
         assert_eq!(owner().ownership(&metadata(object), exists), claim);
+    }
+
+    #[rstest]
+    #[case::namespace(json!({ "annotations": { NAMES.owner: format!("{}/web", "a".repeat(254)) } }))]
+    #[case::name(json!({ "annotations": { NAMES.owner: format!("shop/{}", "a".repeat(254)) } }))]
+    #[case::reference(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", &"a".repeat(254), "1") }))]
+    #[case::uid(json!({ "namespace": "shop", "ownerReferences": reference("example.com/v1", "web", &"1".repeat(254)) }))]
+    fn text_that_is_too_long_names_no_owner(#[case] object: Value) {
+        assert_eq!(owner_of(&metadata(object), &NAMES), None);
     }
 
     #[test]
