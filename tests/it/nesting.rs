@@ -5,7 +5,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::NamespaceResourceScope;
+use kube::core::{NamespaceResourceScope, ObjectMeta};
 use kube::{Client, Config, Resource};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, TrackedField};
 use qm_runtime::client;
@@ -13,10 +13,11 @@ use rstest::rstest;
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
+use testbed::wait::until;
 
 use crate::fields::{Widgets, track};
 use crate::stored::{LIMIT, Peak};
-use crate::support::{Bed, Operator, Settings, actions_and_values};
+use crate::support::{Bed, Operator, SOON, Settings, actions_and_values};
 
 /// Returns a spec with a size and `levels` of nested objects.
 fn nested(size: u32, levels: usize) -> String {
@@ -276,7 +277,7 @@ async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) 
     assert!(metrics.contains(failures), "{metrics}");
 }
 
-/// Decoded, 1 MB of such `managedFields` would take 100 MB of memory.
+/// Decoded, each 0.7 MB of such `managedFields` would take more than 60 MB of memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_forged_managed_fields_fit_into_memory() {
     let mut bed = Bed::shared("forged-large").await;
@@ -286,7 +287,7 @@ async fn large_forged_managed_fields_fit_into_memory() {
     bed.create::<ConfigMap>("map", json!({ "data": { "value": "1" } }))
         .await;
     let chain = (0..80).fold(json!({}), |inner, _| json!({ "f:a": inner }));
-    let chains = (0..1600).map(|number| (format!("f:{number}"), chain.clone()));
+    let chains = (0..1000).map(|number| (format!("f:{number}"), chain.clone()));
     let fields: serde_json::Map<_, _> = chains.collect();
     let add = |api_version: &str| {
         let entry = json!({
@@ -299,18 +300,29 @@ async fn large_forged_managed_fields_fit_into_memory() {
     let params = PatchParams::default();
     let (maps, points) = (bed.api::<ConfigMap>(), bed.api::<ContactPoint>());
     let version = ContactPoint::api_version(&());
-    maps.patch_metadata("map", &params, &add("v1"))
-        .await
-        .unwrap();
-    points
-        .patch_metadata("hook", &params, &add(&version))
-        .await
-        .unwrap();
+    // The apiserver of a slow machine may take longer than its own limit for a request.
+    until("the objects are forged", SOON, async || {
+        let is_forged = |metadata: ObjectMeta| {
+            let mut entries = metadata.managed_fields.into_iter().flatten();
+            entries.any(|entry| entry.manager.as_deref() == Some("forger"))
+        };
+        if !is_forged(maps.get("map").await?.metadata) {
+            maps.patch_metadata("map", &params, &add("v1")).await?;
+        }
+        if !is_forged(points.get("hook").await?.metadata) {
+            points
+                .patch_metadata("hook", &params, &add(&version))
+                .await?;
+        }
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
     for object in ["cm/map", "contactpoint/hook"] {
         let text = bed
             .kubectl(&["get", object, "-o", "json", "--show-managed-fields"])
             .await;
-        assert!(text.matches("f:a").count() > 100_000, "{object} is forged");
+        assert!(text.matches("f:a").count() > 70_000, "{object} is forged");
     }
     let mut operator = Operator::start(&bed, Settings::default()).await;
     let peak = Peak::watch(operator.child().id());
@@ -327,5 +339,5 @@ async fn large_forged_managed_fields_fit_into_memory() {
     bed.ready("hook").await;
     let peak = peak.end();
     println!("peak of RssAnon, forged managedFields: {peak:.1} MiB");
-    assert!(peak < LIMIT, "{peak} MiB");
+    assert!(peak < LIMIT / 2.0, "{peak} MiB");
 }
