@@ -16,8 +16,7 @@ use testbed::receiver::Receiver;
 use testbed::wait::until;
 
 use crate::fields::{Widgets, track};
-use crate::stored::{LIMIT, Peak};
-use crate::support::{Bed, Operator, SOON, Settings, actions_and_values};
+use crate::support::{Bed, LIMIT, Operator, Peak, SOON, Settings, actions_and_values};
 
 /// Returns a spec with a size and `levels` of nested objects.
 fn nested(size: u32, levels: usize) -> String {

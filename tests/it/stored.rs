@@ -1,13 +1,9 @@
 //! Specs that are larger than any CRD allows today, stored before the CRDs had bounds.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
@@ -20,14 +16,11 @@ use testbed::Options;
 use testbed::aws::Aws;
 use testbed::proxy::{ApiRequest, Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
-use testbed::usage::Memory;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, only_large_test};
+use crate::support::{Bed, LIMIT, Operator, Peak, SOON, Settings, only_large_test};
 
 const APPS: usize = 100;
-/// Memory limit of a replica's container, in MiB.
-pub const LIMIT: f64 = 128.0;
 const LEASE: &str = "stored";
 
 /// CRDs that accept any spec, until the bounds are restored.
@@ -121,33 +114,6 @@ fn objects(bed: &Bed, kind: &ApiResource) -> Api<DynamicObject> {
 fn kind<K: kube::Resource<DynamicType = ()> + CustomResourceExt>()
 -> (CustomResourceDefinition, ApiResource) {
     (K::crd(), K::api_resource())
-}
-
-/// Maximum of the measured memory of a process, in MiB.
-pub struct Peak {
-    ended: Arc<AtomicBool>,
-    looking: std::thread::JoinHandle<f64>,
-}
-
-impl Peak {
-    pub fn watch(process: u32) -> Self {
-        let ended = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&ended);
-        let looking = std::thread::spawn(move || {
-            let mut peak = 0_f64;
-            while !seen.load(Ordering::Relaxed) {
-                peak = peak.max(Memory::of(process).unwrap().anonymous);
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            peak
-        });
-        Self { ended, looking }
-    }
-
-    pub fn end(self) -> f64 {
-        self.ended.store(true, Ordering::Relaxed);
-        self.looking.join().unwrap()
-    }
 }
 
 /// 100 `AppService`s of 1.3 MB: whole pages of such objects, or all of them in a cache, would take far more memory than
@@ -404,97 +370,6 @@ async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
         println!("peak of RssAnon, objects of others: {peak:.1} MiB");
         assert!(peak < LIMIT, "{peak} MiB");
     }
-}
-
-/// `ConfigMap`s of many short keys: decoded, with `managedFields`, each would take 12 MB, and its copies are written
-/// concurrently. Those that somebody adds to small copies are read concurrently.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn config_maps_of_many_keys_fit_into_memory() {
-    const SOURCES: usize = 6;
-    const DESTINATIONS: usize = 6;
-    const KEYS: usize = 40_000;
-    let _guard = only_large_test().await;
-    let bed = Bed::on_own_plane_with(Options::apiserver_only(), "keys").await;
-    let destinations: Vec<_> = (0..DESTINATIONS)
-        .map(|number| format!("{}-{number}", bed.namespace))
-        .collect();
-    for name in &destinations {
-        let object = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
-        let namespaces = Api::<Namespace>::all(bed.client.clone());
-        namespaces
-            .create(&PostParams::default(), &object)
-            .await
-            .unwrap();
-    }
-    let maps = |namespace: &str| Api::<ConfigMap>::namespaced(bed.client.clone(), namespace);
-    let keys = |value: &str| {
-        let keys = (0..KEYS).map(|key| (format!("{key:x}"), json!("")));
-        let mut data: serde_json::Map<_, _> = keys.collect();
-        data.insert("round".into(), value.into());
-        Value::Object(data)
-    };
-    let small = "small";
-    let names: Vec<_> = (0..SOURCES)
-        .map(|number| format!("large-{number}"))
-        .collect();
-    let all = || names.iter().map(String::as_str).chain([small]);
-    for name in all() {
-        let data = if name == small { json!({}) } else { keys("0") };
-        let map = json!({ "metadata": { "name": name }, "data": data });
-        let map = serde_json::from_value(map).unwrap();
-        maps(&bed.namespace)
-            .create(&PostParams::default(), &map)
-            .await
-            .unwrap();
-    }
-
-    let mut operator = Operator::start(&bed, Settings::default().whole_cluster()).await;
-    let peak = Peak::watch(operator.child().id());
-    for name in all() {
-        let spec = json!({
-            "sourceNamespace": bed.namespace, "configMapName": name, "destinationNamespaces": destinations,
-        });
-        bed.create::<ConfigMapSync>(name, json!({ "spec": spec }))
-            .await;
-    }
-    let copied = async |name: &str, data: &Value| {
-        let data = serde_json::from_value(data.clone()).unwrap();
-        for namespace in &destinations {
-            until(format!("{namespace}/{name} is a copy"), SOON, async || {
-                let copy = maps(namespace).get_opt(name).await?;
-                Ok(copy
-                    .is_some_and(|copy| copy.data.unwrap_or_default() == data)
-                    .then_some(()))
-            })
-            .await
-            .unwrap();
-        }
-    };
-    for round in ["0", "1"] {
-        let change = json!({ "data": { "round": round } });
-        for name in &names {
-            maps(&bed.namespace)
-                .patch(name, &PatchParams::default(), &Patch::Merge(&change))
-                .await
-                .unwrap();
-        }
-        for name in &names {
-            copied(name, &keys(round)).await;
-        }
-    }
-    let change = json!({ "data": keys("added") });
-    let edited = destinations.iter().map(|namespace| {
-        let (maps, change) = (maps(namespace), &change);
-        async move {
-            maps.patch(small, &PatchParams::default(), &Patch::Merge(change))
-                .await
-        }
-    });
-    futures::future::try_join_all(edited).await.unwrap();
-    copied(small, &json!({})).await;
-    let peak = peak.end();
-    println!("peak of RssAnon, many keys: {peak:.1} MiB");
-    assert!(peak < LIMIT, "{peak} MiB");
 }
 
 /// An expression that the CRD rejects today sends every message, and hides no other object.

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use kube::core::ApiResource;
 use kube::{Api, Client, Resource, ResourceExt};
 use qm_core::names::MetadataNames;
 use tokio::sync::{Semaphore, SemaphorePermit, SetOnce};
@@ -396,9 +395,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             let live = classified::<K, _>(key, self.api(key).get_opt(&key.name).await)?;
             return Ok(live.map(|BoundedObject(live)| (live, None)));
         }
-        let resource = ApiResource::erase::<K>(&());
-        let api: Api<RawObject> =
-            Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
+        let api = RawObject::api::<K>(self.client.clone(), &key.namespace);
         let Some(live) = classified::<K, _>(key, api.get_opt(&key.name).await)? else {
             return Ok(None);
         };

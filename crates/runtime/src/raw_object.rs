@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use kube::Resource;
 use kube::core::{ApiResource, DynamicResourceScope, PartialObjectMeta};
+use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -46,6 +46,11 @@ pub struct RawObject {
 pub struct TooLarge;
 
 impl RawObject {
+    /// Returns the API of the objects of type `K` in a namespace.
+    pub fn api<K: Resource<DynamicType = ()>>(client: Client, namespace: &str) -> Api<Self> {
+        Api::namespaced_with(client, namespace, &ApiResource::erase::<K>(&()))
+    }
+
     /// Decodes the object, unless that takes more than [`MAX_DECODED`].
     ///
     /// # Errors

@@ -74,19 +74,9 @@ impl DesiredChild<ConfigMap, ()> for DesiredCopy<'_> {
             return fields::all(&fields::content(live));
         }
         // Each value in a projection takes far more memory than a short key.
-        let ObjectMeta {
-            labels,
-            annotations,
-            owner_references,
-            finalizers,
-            ..
-        } = live.metadata.clone();
         let metadata = ObjectMeta {
-            labels,
-            annotations,
-            owner_references,
-            finalizers,
-            ..ObjectMeta::default()
+            managed_fields: None,
+            ..live.metadata.clone()
         };
         let digest = short_digest(format!("{data:?} {binary:?}"));
         let content = json!({

@@ -13,8 +13,7 @@ use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::Api;
-use kube::core::{ApiResource, PartialObjectMeta};
+use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
 use qm_api::config_map_sync::GROUP;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -178,9 +177,7 @@ impl Controller for ConfigMapSyncs {
             .iter()
             .map(|(namespace, _)| ObjectKey::new(namespace, &plan.name))
             .collect();
-        let resource = ApiResource::erase::<ConfigMap>(&());
-        let maps: Api<RawObject> =
-            Api::namespaced_with(cx.client().clone(), &plan.source.namespace, &resource);
+        let maps = RawObject::api::<ConfigMap>(cx.client().clone(), &plan.source.namespace);
         let read = match maps.get_opt(&plan.source.name).await {
             Ok(Some(source)) => source,
             Ok(None) => return self.without_source(cx, &plan, &desired).await,

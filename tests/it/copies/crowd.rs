@@ -1,10 +1,10 @@
-//! A cluster full of `ConfigMap`s that no sync needs.
+//! Many `ConfigMap`s that no sync needs, and `ConfigMap`s of many keys.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use testbed::usage::Memory;
 
 use super::*;
-use crate::support::only_large_test;
+use crate::support::{LIMIT, Peak, only_large_test};
 
 const CROWD: usize = 10_000;
 const SYNCS: usize = 100;
@@ -71,4 +71,66 @@ async fn ten_thousand_foreign_config_maps_are_not_cached_and_hide_nothing() {
     // The bench has the real figures; a cache of the whole crowd would take ten times as much, also in a debug build.
     let memory = Memory::of(operator.child().id()).unwrap();
     assert!(memory.anonymous < 48.0, "{memory:?}");
+}
+
+/// `ConfigMap`s of many short keys: decoded, with `managedFields`, each would take 12 MB, and its copies are written
+/// concurrently. Those that somebody adds to small copies are read concurrently.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn config_maps_of_many_keys_fit_into_memory() {
+    const SOURCES: usize = 6;
+    const DESTINATIONS: usize = 6;
+    const KEYS: usize = 40_000;
+    let _guard = only_large_test().await;
+    let plane = testbed::Options::apiserver_only();
+    let shop = Shop {
+        bed: Bed::on_own_plane_with(plane, "keys").await,
+    };
+    let here = shop.bed.namespace.clone();
+    let mut destinations = Vec::new();
+    for number in 0..DESTINATIONS {
+        destinations.push(shop.open(&number.to_string(), json!({})).await);
+    }
+    let keys = |value: &str| {
+        let keys = (0..KEYS).map(|key| (format!("{key:x}"), json!("")));
+        let mut data: serde_json::Map<_, _> = keys.collect();
+        data.insert("round".into(), value.into());
+        Value::Object(data)
+    };
+    let small = "small";
+    shop.map(&here, small, json!({ "data": {} })).await;
+    let names: Vec<_> = (0..SOURCES)
+        .map(|number| format!("large-{number}"))
+        .collect();
+    for name in &names {
+        shop.map(&here, name, json!({ "data": keys("0") })).await;
+    }
+
+    let mut operator = Operator::start(&shop.bed, Settings::default().whole_cluster()).await;
+    let peak = Peak::watch(operator.child().id());
+    for name in names.iter().map(String::as_str).chain([small]) {
+        let spec = json!({ "configMapName": name, "destinationNamespaces": destinations });
+        shop.sync(name, spec).await;
+    }
+    for round in ["0", "1"] {
+        for name in &names {
+            shop.edit(&here, name, json!({ "data": { "round": round } }))
+                .await;
+        }
+        for name in &names {
+            for namespace in &destinations {
+                shop.copied(namespace, name, keys(round)).await;
+            }
+        }
+    }
+    let change = json!({ "data": keys("added") });
+    let edits = destinations
+        .iter()
+        .map(|namespace| shop.edit(namespace, small, change.clone()));
+    futures::future::join_all(edits).await;
+    for namespace in &destinations {
+        shop.copied(namespace, small, json!({})).await;
+    }
+    let peak = peak.end();
+    println!("peak of RssAnon, many keys: {peak:.1} MiB");
+    assert!(peak < LIMIT, "{peak} MiB");
 }

@@ -7,6 +7,7 @@ mod kills;
 pub mod mask;
 mod observe;
 mod operator;
+mod peak;
 mod secret_search;
 mod tools;
 
@@ -18,6 +19,8 @@ pub use observe::{CHAT, READY, accepted, bot_api, changes, condition, texts};
 #[allow(unused_imports)] // as above
 pub use operator::{Operator, Settings, series};
 #[allow(unused_imports)] // as above
+pub use peak::{LIMIT, Peak};
+
 pub use secret_search::TOKEN;
 #[allow(unused_imports)] // as above
 pub use tools::tool;
