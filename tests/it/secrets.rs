@@ -36,7 +36,7 @@ async fn invalid_token_is_reported_without_its_value() {
     let bed = Bed::shared("tokens").await;
     let telegram = bot_api();
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
-    let cases: [(&str, &[u8], &str); 5] = [
+    let cases: [(&str, &[u8], &str); 6] = [
         (
             "newline",
             b"12345678:SECRETSECRETSECRET\n",
@@ -46,6 +46,7 @@ async fn invalid_token_is_reported_without_its_value() {
         ("shape", b"SECRETSECRETSECRET", "digits, a colon"),
         ("inner", b"12345678:SECRET\r\nSECRET", "digits, a colon"),
         ("empty", b"", "digits, a colon"),
+        ("long", &[b'1'; 9000], "9000 bytes; store at most 8192"),
     ];
     for (name, bytes, expected) in cases {
         secret_of(&bed, name, bytes).await;
@@ -68,6 +69,17 @@ async fn invalid_token_is_reported_without_its_value() {
     bed.patch::<Secret>("newline", json!({ "stringData": { "token": TOKEN } }))
         .await;
     bed.ready("newline").await;
+
+    // Secrets of many keys take many times their size.
+    let keys = (0..5000).map(|key| (key.to_string(), json!("")));
+    let mut data: serde_json::Map<_, _> = keys.collect();
+    data.insert("token".into(), TOKEN.into());
+    bed.create::<Secret>("many", json!({ "stringData": data }))
+        .await;
+    bed.create::<ContactPoint>("many", telegram_spec("many", "token"))
+        .await;
+    let message = condition_message(&bed.not_ready("many", "SecretInvalid").await);
+    assert!(message.contains("Secret of its own"), "{message}");
 
     // The value of a header has its own rules.
     let receiver = Receiver::start().unwrap();

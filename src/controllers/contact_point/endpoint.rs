@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, Client, ResourceExt};
+use kube::{Client, ResourceExt};
 use qm_api::ContactPoint;
 use qm_api::common::{ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, SecretKeySelector};
 use qm_api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
@@ -16,12 +16,17 @@ use qm_notify::message::Body;
 use qm_notify::telegram::TelegramChat;
 use qm_notify::webhook::{Parts, SigningKey, Tls, Token, WebhookEndpoint, event};
 use qm_runtime::outcome::SPEC_INVALID;
+use qm_runtime::raw_object::RawObject;
 use qm_runtime::short_digest;
 use qm_runtime::telemetry;
 use secrecy::SecretString;
 
 use super::status;
 use crate::cli::SharedSecrets;
+
+/// Maximum size of a token, a URL or a signing key, in bytes. Servers accept headers and URLs of about this size, and
+/// the redactor keeps some thirty forms of each.
+const MAX_VALUE: usize = 8 * 1024;
 
 /// Source of Secrets.
 #[derive(Clone)]
@@ -101,6 +106,8 @@ fn key_of(key: Option<&str>) -> String {
         .unwrap_or_default()
 }
 
+/// Problem of an answer that is not a Secret. The decoder's own message would quote the answer.
+const NO_SECRET: &str = "the response is not a Secret";
 /// Reason of a body that cannot be rendered with its token.
 pub(crate) const BODY_INVALID: &str = "BodyInvalid";
 
@@ -348,6 +355,11 @@ impl SecretReader<'_> {
     async fn value(&mut self, reference: &SecretKeySelector) -> Result<ByteString, EndpointError> {
         let found = self.secret(&reference.secret_name).await?;
         match found.data.get(&reference.key) {
+            Some(value) if value.0.len() > MAX_VALUE => {
+                let size = value.0.len();
+                let problem = format!("{size} bytes; store at most {MAX_VALUE}");
+                Err(self.invalid(reference, &problem))
+            }
             Some(value) => Ok(value.clone()),
             None if found.shared => Err(self.not_found(&reference.secret_name)),
             None => {
@@ -412,7 +424,9 @@ impl SecretReader<'_> {
             None => {
                 // The condition must not reveal which Secrets exist.
                 let operators = match self.get(&self.source.operator_namespace, name).await {
-                    Err(EndpointError::SecretForbidden { .. }) => None,
+                    Err(
+                        EndpointError::SecretForbidden { .. } | EndpointError::SecretInvalid { .. },
+                    ) => None,
                     other => other?,
                 };
                 let secret = operators
@@ -429,21 +443,30 @@ impl SecretReader<'_> {
         if !self.may_read_in(namespace) {
             return Ok(None);
         }
-        match Api::<Secret>::namespaced(self.source.client.clone(), namespace)
+        let unreadable = EndpointError::SecretUnreadable;
+        match RawObject::api::<Secret>(self.source.client.clone(), namespace)
             .get_opt(name)
             .await
         {
-            Ok(secret) => Ok(secret),
+            // Several Secrets of a ContactPoint, and ContactPoints, are read concurrently.
+            Ok(Some(secret)) if secret.is_large() => Err(EndpointError::SecretInvalid {
+                secret: name.to_owned(),
+                key: None,
+                problem: "takes more than 1 MiB of memory once it is decoded: store what the ContactPoint needs in a Secret \
+                          of its own"
+                    .into(),
+            }),
+            Ok(secret) => secret
+                .map(|secret| secret.decode_as())
+                .transpose()
+                .map_err(|_| unreadable(NO_SECRET.into())),
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 Err(EndpointError::SecretForbidden {
                     namespace: namespace.to_owned(),
                 })
             }
-            // The error quotes the Secret.
-            Err(kube::Error::SerdeError(_)) => Err(EndpointError::SecretUnreadable(
-                "the response is not a Secret".into(),
-            )),
-            Err(error) => Err(EndpointError::SecretUnreadable(telemetry::causes(&error))),
+            Err(kube::Error::SerdeError(_)) => Err(unreadable(NO_SECRET.into())),
+            Err(error) => Err(unreadable(telemetry::causes(&error))),
         }
     }
 
