@@ -21,7 +21,6 @@ use kube::{Api, ResourceExt};
 use qm_api::AppService;
 use qm_api::app_service::{GROUP, OLD_SPEC, TCP};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
-use qm_runtime::ObjectKey;
 use qm_runtime::children::{Children, Quirks};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::{Advice, CONTESTED};
@@ -29,6 +28,7 @@ use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::raw_object::BoundedObject;
+use qm_runtime::{ObjectKey, short_digest};
 use tracing::warn;
 
 use self::pods::PodWithStatus;
@@ -280,12 +280,13 @@ impl AppServices {
         live: Option<&DeploymentState>,
         replicas: Option<i32>,
     ) -> Result<()> {
-        let duplicate_ports = live.and_then(|live| live.duplicate_ports.as_ref());
-        let desired = numbers(&build::original_container_ports(&app.ports));
+        let desired = ports_digest(
+            &app.spec.image,
+            &build::original_container_ports(&app.ports),
+        );
         // Overrides change the template, and so replace the Pods.
         let sets_ports = app.overrides.is_some()
-            || duplicate_ports
-                .is_none_or(|(image, ports)| *image != app.spec.image || *ports != desired);
+            || live.and_then(|live| live.duplicate_ports.as_ref()) != Some(&desired);
         let container = format!("k:{{\"name\":\"{}\"}}", app.name);
         let container_ports = [
             "f:spec",
@@ -372,8 +373,8 @@ impl AppServices {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct DeploymentState {
     pub rollout: Rollout,
-    /// Image of a container that has a port twice, and its ports in order of their numbers.
-    duplicate_ports: Option<(String, Vec<i32>)>,
+    /// Digest of the image and the ports of a container that has a port twice.
+    duplicate_ports: Option<String>,
 }
 
 /// Returns whether the apiserver rejected a Service because the requested node port, or every node port, is in use.
@@ -396,7 +397,7 @@ impl DeploymentState {
             .unwrap_or_default();
         let duplicate_ports = container
             .filter(|_| has_duplicate_ports(ports))
-            .map(|container| (container.image.clone().unwrap_or_default(), numbers(ports)));
+            .map(|container| ports_digest(container.image.as_deref().unwrap_or_default(), ports));
         Self {
             rollout: Rollout::of(deployment),
             duplicate_ports,
@@ -404,10 +405,11 @@ impl DeploymentState {
     }
 }
 
-fn numbers(ports: &[ContainerPort]) -> Vec<i32> {
+/// Returns a digest of an image and ports, whatever the order of the ports.
+fn ports_digest(image: &str, ports: &[ContainerPort]) -> String {
     let mut numbers: Vec<_> = ports.iter().map(|port| port.container_port).collect();
     numbers.sort_unstable();
-    numbers
+    short_digest(format!("{image} {numbers:?}"))
 }
 
 /// Returns whether a port appears twice, which server-side apply cannot express.

@@ -15,6 +15,8 @@ use crate::controllers::pod::{self, PodProblem};
 
 /// Field manager of the controller's writes.
 pub(crate) const FIELD_MANAGER: &str = "quartermaster/myapp";
+/// Maximum size of a cached image, in bytes.
+const MAX_IMAGE: usize = 4096;
 /// Reasons of a Pod that is starting.
 const STARTING: [&str; 4] = [
     PENDING,
@@ -36,6 +38,7 @@ pub(crate) const SUCCEEDED: &str = "PodSucceeded";
 pub(crate) struct PodState {
     /// Identity, ownership and deletion of the Pod.
     pub metadata: ObjectMeta,
+    /// The container's image, truncated to [`MAX_IMAGE`] bytes, which no image of a spec has.
     image: String,
     /// The last value of the container's variable, as the kubelet uses it; `None` if it is not a plain value.
     banner: Option<Digested>,
@@ -106,7 +109,8 @@ impl PodState {
         Self {
             metadata: kept_metadata(&pod.metadata),
             image: container
-                .and_then(|container| container.image.clone())
+                .and_then(|container| container.image.as_deref())
+                .map(|image| image[..image.floor_char_boundary(MAX_IMAGE)].to_owned())
                 .unwrap_or_default(),
             banner: container.and_then(banner),
             spec_digest: pod.annotations().get(SPEC_DIGEST).cloned(),
