@@ -58,7 +58,7 @@ async fn deployment_becomes_available_and_is_deleted_with_its_pods() {
                 "-n=deploys",
                 "wait",
                 "--for=condition=Available",
-                "--timeout=180s",
+                "--timeout=600s",
                 "deployment/web",
             ],
             "",
@@ -90,7 +90,7 @@ async fn deployment_becomes_available_and_is_deleted_with_its_pods() {
     .await
     .unwrap();
     plane
-        .run_kubectl(&["delete", "namespace", "deploys", "--timeout=180s"], "")
+        .run_kubectl(&["delete", "namespace", "deploys", "--timeout=600s"], "")
         .await
         .unwrap();
 }
@@ -154,7 +154,7 @@ async fn stored_objects_survive_an_apiserver_kill() {
                 "-n=kept",
                 "wait",
                 "--for=condition=Available",
-                "--timeout=180s",
+                "--timeout=600s",
                 "deployment/web",
             ],
             "",

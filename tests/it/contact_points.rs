@@ -196,7 +196,7 @@ async fn footer_ends_every_message_and_is_tested() {
 async fn annotation_sends_one_test_message_for_each_value() {
     let bed = Bed::shared("test-at").await;
     let receiver = Receiver::start().unwrap();
-    let settings = || Settings::default().flag("--leader-elect");
+    let settings = || Settings::default().leader_election(20);
     let mut first = Operator::start(&bed, settings()).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -549,7 +549,7 @@ async fn retry_after_is_kept_to_the_second() {
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;
-    let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 15", "parameters": { "retry_after": 15 } });
+    let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 30", "parameters": { "retry_after": 30 } });
     let later = testbed::bot_api::Reply::status(http::StatusCode::TOO_MANY_REQUESTS).json(&body);
     telegram.fault_next(1, testbed::bot_api::Fault::Instead(later));
     bed.deployment("web", 1).await;
@@ -575,7 +575,7 @@ async fn retry_after_is_kept_to_the_second() {
             .at
     };
     assert!(
-        at(CHAT, 1) - refused.at >= Duration::from_secs(15),
+        at(CHAT, 1) - refused.at >= Duration::from_secs(30),
         "{:?}",
         at(CHAT, 1) - refused.at
     );
@@ -588,11 +588,11 @@ async fn retry_after_is_kept_to_the_second() {
 async fn changed_secret_takes_effect_within_a_second() {
     let bed = Bed::shared("acting").await;
     let telegram = bot_api();
-    // Settings with the product's own delays.
+    // The product's own first delay, and a longest one that no slow machine takes.
     let settings = Settings::default()
         .telegram(&telegram.url())
         .flag("--poll-min=1s")
-        .flag("--poll-max=30s");
+        .flag("--poll-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "late", "key": "token" } });
     bed.create::<ContactPoint>("late", json!({ "spec": spec }))
@@ -601,10 +601,9 @@ async fn changed_secret_takes_effect_within_a_second() {
     bed.secret("late", TOKEN).await;
     let since = Instant::now();
     bed.ready("late").await;
-    // The rule allows one to two seconds. The bound has a margin for a slow machine, and is less than the longest
-    // delay.
+    // The rule allows one to two seconds.
     assert!(
-        since.elapsed() < Duration::from_secs(25),
+        since.elapsed() < Duration::from_mins(2),
         "{:?}",
         since.elapsed()
     );

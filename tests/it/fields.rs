@@ -285,7 +285,7 @@ impl Widgets {
             "wait",
             "--for=condition=Established",
             &crd,
-            "--timeout=180s",
+            "--timeout=600s",
         ])
         .await;
     }

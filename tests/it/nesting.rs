@@ -3,9 +3,9 @@
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Patch, PatchParams};
+use kube::api::Patch;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::core::{NamespaceResourceScope, ObjectMeta};
+use kube::core::NamespaceResourceScope;
 use kube::{Client, Config, Resource};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, TrackedField};
 use qm_runtime::client;
@@ -13,10 +13,9 @@ use rstest::rstest;
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
-use testbed::wait::until;
 
 use crate::fields::{Widgets, track};
-use crate::support::{Bed, LIMIT, Operator, Peak, SOON, Settings, actions_and_values};
+use crate::support::{Bed, LIMIT, Operator, Peak, Settings, actions_and_values, patch_large};
 
 /// Returns a spec with a size and `levels` of nested objects.
 fn nested(size: u32, levels: usize) -> String {
@@ -296,27 +295,9 @@ async fn large_forged_managed_fields_fit_into_memory() {
         let add = json!([{ "op": "add", "path": "/metadata/managedFields/-", "value": entry }]);
         Patch::Json::<()>(serde_json::from_value(add).unwrap())
     };
-    let params = PatchParams::default();
-    let (maps, points) = (bed.api::<ConfigMap>(), bed.api::<ContactPoint>());
     let version = ContactPoint::api_version(&());
-    // The apiserver of a slow machine may take longer than its own limit for a request.
-    until("the objects are forged", SOON, async || {
-        let is_forged = |metadata: ObjectMeta| {
-            let mut entries = metadata.managed_fields.into_iter().flatten();
-            entries.any(|entry| entry.manager.as_deref() == Some("forger"))
-        };
-        if !is_forged(maps.get("map").await?.metadata) {
-            maps.patch_metadata("map", &params, &add("v1")).await?;
-        }
-        if !is_forged(points.get("hook").await?.metadata) {
-            points
-                .patch_metadata("hook", &params, &add(&version))
-                .await?;
-        }
-        Ok(Some(()))
-    })
-    .await
-    .unwrap();
+    patch_large(&bed.api::<ConfigMap>(), "map", &add("v1")).await;
+    patch_large(&bed.api::<ContactPoint>(), "hook", &add(&version)).await;
     for object in ["cm/map", "contactpoint/hook"] {
         let text = bed
             .kubectl(&["get", object, "-o", "json", "--show-managed-fields"])

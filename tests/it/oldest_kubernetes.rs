@@ -110,7 +110,7 @@ async fn oldest_supported_kubernetes_runs_every_kind() {
         "myingress/ingress",
         "configmapsync/sync",
     ];
-    let ready = ["wait", "--for=condition=Ready", "--timeout=180s"];
+    let ready = ["wait", "--for=condition=Ready", "--timeout=600s"];
     bed.kubectl(&[&ready[..], &objects].concat()).await;
     bed.delivered("field", &[("Created", Some("0"))]).await;
 

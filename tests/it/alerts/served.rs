@@ -178,7 +178,7 @@ async fn failing_watch_is_reported_until_it_recovers() {
     // An apiserver that has just started may reject a watch once, and a quiet watch counts as failing for a minute then.
     until(
         "no watch fails with the shipped permissions",
-        SOON * 3,
+        SOON,
         async || {
             let metrics = operator.metrics().await;
             let ill: Vec<_> = metrics

@@ -447,7 +447,7 @@ async fn recreated_app_restarts_nothing() {
         )
         .await
         .unwrap();
-    until("the app is deleted", SOON * 3, async || {
+    until("the app is deleted", SOON, async || {
         Ok(bed
             .api::<AppService>()
             .get_opt("web")

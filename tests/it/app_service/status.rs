@@ -418,7 +418,7 @@ async fn suspended_app_is_unchanged_until_deletion() {
         .await;
     not_ready(&bed, "web", "Suspended").await;
     bed.delete::<AppService>("web").await;
-    until("the app's children are deleted", SOON * 3, async || {
+    until("the app's children are deleted", SOON, async || {
         let left = bed.kubectl(&["get", "deploy,svc", "-o", "name"]).await;
         anyhow::ensure!(left.trim().is_empty(), "{left}");
         Ok(Some(()))

@@ -35,7 +35,7 @@ async fn document_002_works_as_printed() {
         "wait",
         "--for=condition=Ready",
         "appservice/appservice-sample",
-        "--timeout=180s",
+        "--timeout=600s",
     ])
     .await;
     let app = columns(&["get", "AppService"]).await;
@@ -55,7 +55,7 @@ async fn document_002_works_as_printed() {
         "wait",
         "--for=jsonpath={.status.availableReplicas}=3",
         "appsvc/appservice-sample",
-        "--timeout=180s",
+        "--timeout=600s",
     ])
     .await;
 
@@ -65,7 +65,7 @@ async fn document_002_works_as_printed() {
         "{output}"
     );
     // The garbage collector discovers new kinds only every 30 s.
-    until("the app's children are deleted", SOON * 3, async || {
+    until("the app's children are deleted", SOON, async || {
         let left = kubectl(&[
             "get",
             "deploy,svc,rs,pods",

@@ -101,12 +101,12 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
     let slow = proxy.inject(
         lists(),
         Times::Nth(2),
-        Fault::Delay(Duration::from_secs(12)),
+        Fault::Delay(Duration::from_secs(20)),
     );
     let began = Instant::now();
-    let output = run.ends(1, &["uninstall", "--yes", "--timeout=22s"]).await;
+    let output = run.ends(1, &["uninstall", "--yes", "--timeout=30s"]).await;
     assert!(
-        output.contains("1 object remains") && began.elapsed() < Duration::from_secs(34),
+        output.contains("1 object remains") && began.elapsed() < Duration::from_secs(58),
         "{output}"
     );
     assert_eq!(slow.hits(), 1);

@@ -90,7 +90,7 @@ async fn without_operator_frees_objects_after_kubectl_delete_of_deploy() {
     );
     until(
         "two objects are left, and the namespace is deleted",
-        SOON * 4,
+        SOON,
         async || {
             let mut left = scene.remaining().await;
             left.sort();

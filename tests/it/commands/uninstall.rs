@@ -356,7 +356,7 @@ async fn blockers_are_named_and_can_be_removed() {
 
     // The garbage collector discovers new kinds every 30 s only, and on a new control plane all are new.
     let arguments = ["uninstall", "-n", here, "--yes", "--timeout=8s"];
-    let output = until("the other objects are deleted", SOON * 4, async || {
+    let output = until("the other objects are deleted", SOON, async || {
         let output = run.ends(1, &arguments).await;
         Ok(output
             .contains("\n2 objects remain. Fix the problems above")
@@ -456,7 +456,7 @@ async fn purge_leaves_nothing() {
     let settings = Settings::default()
         .aws(&scene.aws)
         .whole_cluster()
-        .flag("--leader-elect");
+        .leader_election(100);
     let mut operator = Operator::start(&scene.bed, settings).await;
     scene.all_ready().await;
     let run = Run::on(&scene.bed);
@@ -495,7 +495,7 @@ async fn purge_leaves_nothing() {
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("again", "stays Terminating", stuck).await;
     operator.restart();
-    until("object and CRD are deleted", SOON * 4, async || {
+    until("object and CRD are deleted", SOON, async || {
         Ok((!crds().await.contains(crd)).then_some(()))
     })
     .await

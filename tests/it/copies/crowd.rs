@@ -4,7 +4,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use testbed::usage::Memory;
 
 use super::*;
-use crate::support::{LIMIT, Peak, only_large_test};
+use crate::support::{LIMIT, Peak, create_large, only_large_test, patch_large};
 
 const CROWD: usize = 10_000;
 const SYNCS: usize = 100;
@@ -77,8 +77,8 @@ async fn ten_thousand_foreign_config_maps_are_not_cached_and_hide_nothing() {
 /// concurrently. Those that somebody adds to small copies are read concurrently.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn config_maps_of_many_keys_fit_into_memory() {
-    const SOURCES: usize = 6;
-    const DESTINATIONS: usize = 6;
+    const SOURCES: usize = 4;
+    const DESTINATIONS: usize = 4;
     const KEYS: usize = 40_000;
     let _guard = only_large_test().await;
     let plane = testbed::Options::apiserver_only();
@@ -101,8 +101,10 @@ async fn config_maps_of_many_keys_fit_into_memory() {
     let names: Vec<_> = (0..SOURCES)
         .map(|number| format!("large-{number}"))
         .collect();
+    let maps = shop.maps(&here);
     for name in &names {
-        shop.map(&here, name, json!({ "data": keys("0") })).await;
+        let map = json!({ "metadata": { "name": name }, "data": keys("0") });
+        create_large(&maps, &serde_json::from_value(map).unwrap()).await;
     }
 
     let mut operator = Operator::start(&shop.bed, Settings::default().whole_cluster()).await;
@@ -113,8 +115,8 @@ async fn config_maps_of_many_keys_fit_into_memory() {
     }
     for round in ["0", "1"] {
         for name in &names {
-            shop.edit(&here, name, json!({ "data": { "round": round } }))
-                .await;
+            let patch = Patch::Merge(json!({ "data": { "round": round } }));
+            patch_large(&maps, name, &patch).await;
         }
         for name in &names {
             for namespace in &destinations {
@@ -122,11 +124,12 @@ async fn config_maps_of_many_keys_fit_into_memory() {
             }
         }
     }
-    let change = json!({ "data": keys("added") });
-    let edits = destinations
-        .iter()
-        .map(|namespace| shop.edit(namespace, small, change.clone()));
-    futures::future::join_all(edits).await;
+    let change = Patch::Merge(json!({ "data": keys("added") }));
+    stream::iter(&destinations)
+        .for_each_concurrent(None, async |namespace| {
+            patch_large(&shop.maps(namespace), small, &change).await;
+        })
+        .await;
     for namespace in &destinations {
         shop.copied(namespace, small, json!({})).await;
     }

@@ -136,8 +136,9 @@ impl Shop {
 
     /// Waits until a copy has exactly this data.
     pub async fn copied(&self, namespace: &str, name: &str, data: Value) -> ConfigMap {
-        let wanted = serde_json::from_value(data.clone()).unwrap();
-        self.until(namespace, name, &format!("has {data}"), |map| {
+        let what = format!("has {:.1000}", data.to_string());
+        let wanted = serde_json::from_value(data).unwrap();
+        self.until(namespace, name, &what, |map| {
             map.data.clone().unwrap_or_default() == wanted
         })
         .await

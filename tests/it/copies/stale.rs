@@ -13,7 +13,7 @@ async fn new_leader_undoes_no_later_change() {
         shop.open("one", json!({})).await,
         shop.open("two", json!({})).await,
     );
-    let candidate = || shop.serving(&["one", "two"]).flag("--leader-elect");
+    let candidate = || shop.serving(&["one", "two"]).leader_election(20);
     let mut leader = Operator::start(bed, candidate()).await;
     shop.map(here, "settings", json!({ "data": { "a": "1" } }))
         .await;

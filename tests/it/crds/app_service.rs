@@ -1,14 +1,15 @@
 //! `AppService`, field by field.
 
-use kube::api::{Api, DeleteParams, Patch, PatchParams};
-use kube::{CustomResourceExt, ResourceExt};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
+use kube::{CustomResourceExt, Error, ResourceExt};
 use qm_api::AppService;
 use quartermaster::controllers;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
+use testbed::wait::until;
 
 use super::{Case, check, create, every_field_has_a_case, install, served, wait_until};
-use crate::support::only_large_test;
+use crate::support::{SOON, create_large, delete_large, only_large_test, patch_large};
 
 fn with(more: &str) -> String {
     format!("{{size: 1, image: i, {more}}}")
@@ -519,21 +520,17 @@ async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
             json!({ "livenessProbe": { "httpGet": { "port": "http" } }, "ports": [{ "port": 80 }] }),
         ),
     ];
+    let apps: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &kind);
     let mut old = Vec::new();
     for (name, mut spec) in specs {
         spec["size"] = 1.into();
         spec["image"] = "i".into();
-        let stored = async || {
-            create(&client, &kind, name, Some(&spec), false)
-                .await
-                .is_ok()
-        };
-        wait_until(&format!("{name} is stored"), stored).await;
+        let app = DynamicObject::new(name, &kind).data(json!({ "spec": spec }));
+        create_large(&apps, &app).await;
         old.push((name, spec));
     }
     install(&plane).await;
 
-    let apps: Api<AppService> = Api::default_namespaced(client.clone());
     for (name, spec) in old {
         let today = async || {
             create(&client, &kind, "today", Some(&spec), true)
@@ -541,27 +538,36 @@ async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
                 .is_err()
         };
         wait_until(&format!("{name} is refused"), today).await;
-        let patched = async |patch: Value| {
-            let error = apps
-                .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-                .await;
-            error.unwrap_or_else(|error| panic!("{name}: {error}"))
-        };
+        let patched = async |patch: Value| patch_large(&apps, name, &Patch::Merge(patch)).await;
         patched(
             json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } }),
         )
         .await;
         patched(json!({ "spec": { "suspend": true, "image": "j", "size": 3 } })).await;
         let status = Patch::Merge(json!({ "status": { "replicas": 1, "selector": "app=a" } }));
-        apps.patch_status(name, &PatchParams::default(), &status)
-            .await
-            .unwrap_or_else(|error| panic!("{name}: {error}"));
-        apps.delete(name, &DeleteParams::default()).await.unwrap();
-        patched(json!({ "metadata": { "finalizers": null } })).await;
-        assert!(
-            apps.get_opt(name).await.unwrap().is_none(),
-            "{name} is deleted"
-        );
+        until(
+            format!("the status of {name} is written"),
+            SOON,
+            async || {
+                let params = PatchParams::default();
+                Ok(Some(apps.patch_status(name, &params, &status).await?))
+            },
+        )
+        .await
+        .unwrap();
+        delete_large(&apps, name).await;
+        let freed = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        until(format!("{name} is deleted"), SOON, async || {
+            match apps
+                .patch_metadata(name, &PatchParams::default(), &freed)
+                .await
+            {
+                Err(Error::Api(status)) if status.is_not_found() => Ok(Some(())),
+                answer => Ok(answer.map(|_| None)?),
+            }
+        })
+        .await
+        .unwrap();
     }
 }
 

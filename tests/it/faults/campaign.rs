@@ -17,7 +17,7 @@ use super::deliveries::deliveries;
 use super::kills::seeded;
 use super::ledger::Ledger;
 use super::replicas::candidate;
-use super::{CAUGHT_UP, assert_order, bed_without_controllers};
+use super::{assert_order, bed_without_controllers};
 use crate::support::{Bed, Operator, SOON};
 
 const FIELDS: usize = 12;
@@ -213,7 +213,7 @@ async fn disturb(proxy: &Proxy, random: &mut StdRng) {
 async fn caught_up(bed: &Bed, ledger: &Ledger, newest: &HashMap<String, String>) {
     let caught_up = until(
         "every field's newest value is recorded, and nothing waits",
-        CAUGHT_UP,
+        SOON,
         async || {
             for (field, value) in newest {
                 let history = bed.history(field).await;

@@ -14,7 +14,7 @@ use testbed::wait::until;
 
 use super::deliveries::deliveries;
 use super::ledger::Ledger;
-use super::{CAUGHT_UP, MAPS, assert_no_repeats, bed_on_own_plane, bed_without_controllers};
+use super::{MAPS, assert_no_repeats, bed_on_own_plane, bed_without_controllers};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CHANGES: u64 = 5000;
@@ -69,7 +69,7 @@ fn change(value: Option<&str>) -> u64 {
 async fn all_delivered(bed: &Bed, name: &str, last: &str) {
     let delivered = until(
         format!("{name} ends with {last:.10}, all of it delivered"),
-        CAUGHT_UP,
+        SOON,
         async || {
             let history = bed.history_with_last(name, last).await?;
             anyhow::ensure!(!history.iter().any(Entry::is_pending), "something waits");
@@ -147,7 +147,7 @@ async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
             set_map(&maps, "huge", &huge(change)).await;
             // More than 4 MiB of large objects that wait for a busy CPU are read once, as they are then.
             let recorded = &huge(change)[..1024];
-            until("the change is recorded", CAUGHT_UP, async || {
+            until("the change is recorded", SOON, async || {
                 bed.history_with_last("huge", recorded).await.map(Some)
             })
             .await

@@ -1,7 +1,6 @@
 //! Guarantees that hold when processes are killed, connections cut, answers lost and receivers down.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use qm_api::tracked_field::Entry;
 use testbed::Options;
@@ -12,7 +11,7 @@ use tokio::sync::OnceCell;
 
 use self::deliveries::{Delivery, deliveries};
 use self::ledger::Ledger;
-use crate::support::{Bed, Operator, Settings, fill_tracker_role};
+use crate::support::{Bed, Operator, SOON, Settings, fill_tracker_role};
 
 mod answers;
 mod apiserver;
@@ -29,9 +28,6 @@ mod rest;
 mod silence;
 mod standby;
 mod watches;
-
-/// Maximum time in which the operator catches up with all changes of a test.
-const CAUGHT_UP: Duration = Duration::from_mins(9);
 
 /// Group of a kind whose objects may have any size, and which the operator watches as whole objects.
 const MAPS: &str = "maps.example.com";
@@ -62,7 +58,7 @@ async fn serve_maps(bed: &Bed) {
         "wait",
         "--for=condition=Established",
         &format!("crd/maps.{MAPS}"),
-        "--timeout=180s",
+        "--timeout=600s",
     ])
     .await;
     fill_tracker_role(&bed.plane, &[(MAPS, "maps")]).await;
@@ -125,7 +121,7 @@ async fn caught_up(
 ) {
     let caught_up = until(
         "every entry is delivered, the newest values among them",
-        CAUGHT_UP,
+        SOON,
         async || {
             for (field, version) in newest {
                 let history = bed.history(field).await;

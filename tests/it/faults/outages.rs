@@ -132,7 +132,7 @@ async fn failed_objects_are_reconciled_soon_after_writes_succeed_again() {
 /// Neither the backoff nor a change of the object triggers an earlier retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn object_is_not_retried_before_the_retry_after_of_a_429() {
-    const AFTER: u32 = 15;
+    const AFTER: u32 = 30;
     let bed = Bed::shared("later").await;
     let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;

@@ -158,12 +158,11 @@ fn account(life: usize) -> &'static str {
     }
 }
 
-/// Returns the settings of replica number `life`. The lease times are the product's own: with shorter ones a slow
-/// machine ends a leader.
+/// Returns the settings of replica number `life`.
 pub(crate) fn candidate(life: usize) -> Settings {
     Settings::default()
         .flag(&format!("--cluster-name=life-{life}"))
-        .flag("--leader-elect")
+        .leader_election(20)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -400,17 +399,7 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     const LEASE: &str = "edited";
     let bed = Bed::shared("edited").await;
     let (proxy, file) = bed.through_proxy().await;
-    // Long times, so that no pause of a slow machine ends the lease.
-    let times = [
-        "--leader-elect-lease-duration=100s",
-        "--leader-elect-renew-deadline=90s",
-        "--leader-elect",
-    ];
-    let settings = times
-        .iter()
-        .fold(Settings::default().kubeconfig(file), |settings, flag| {
-            settings.flag(flag)
-        });
+    let settings = Settings::default().kubeconfig(file).leader_election(100);
     let mut leader = Operator::start(
         &bed,
         settings.flag(&format!("--leader-election-id={LEASE}")),
@@ -469,18 +458,14 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     assert!(leader.metrics().await.contains(&leading));
 }
 
-/// Starts an operator that leads through a proxy, with its own lease and these times. Returns it, the match of requests
+/// Starts an operator that leads through a proxy, with its own lease of `seconds`. Returns it, the match of requests
 /// that renew the lease, and the lease.
-async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, Api<Lease>) {
+async fn leading(lease: &str, seconds: u32) -> (Bed, Proxy, Operator, Match, Api<Lease>) {
     let bed = Bed::shared(lease).await;
     let (proxy, file) = bed.through_proxy().await;
-    let settings = times
-        .iter()
-        .fold(Settings::default().kubeconfig(file), |settings, flag| {
-            settings.flag(flag)
-        });
-    let settings = settings
-        .flag("--leader-elect")
+    let settings = Settings::default()
+        .kubeconfig(file)
+        .leader_election(seconds)
         .flag(&format!("--leader-election-id={lease}"));
     let operator = Operator::start(&bed, settings).await;
     let line = format!("leader_election_master_status{{name=\"{lease}\"}} 1");
@@ -512,11 +497,7 @@ async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
 /// knew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
-    let times = [
-        "--leader-elect-lease-duration=100s",
-        "--leader-elect-renew-deadline=90s",
-    ];
-    let (_bed, proxy, mut leader, renewals, api) = leading("late", &times).await;
+    let (_bed, proxy, mut leader, renewals, api) = leading("late", 100).await;
     let late = proxy.inject(
         renewals.clone(),
         Times::First(2),
@@ -537,12 +518,9 @@ async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
     #[case] lease: &str,
     #[case] fault: Fault,
 ) {
+    /// Of a Lease of 20 s.
     const DEADLINE: Duration = Duration::from_secs(15);
-    let times = [
-        "--leader-elect-lease-duration=20s".to_owned(),
-        format!("--leader-elect-renew-deadline={}s", DEADLINE.as_secs()),
-    ];
-    let (_bed, proxy, mut leader, renewals, api) = leading(lease, &[&times[0], &times[1]]).await;
+    let (_bed, proxy, mut leader, renewals, api) = leading(lease, 20).await;
     let faults = proxy.inject(renewals, Times::Always, fault);
     faults.wait_for_hits(1, SOON).await.unwrap();
     let since = Instant::now();

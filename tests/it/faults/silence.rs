@@ -1,7 +1,6 @@
 //! An apiserver that does not answer, and stalled watches.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use testbed::proxy::{BOOKMARK, Ending, Fault, Match, Times, Verb};
@@ -78,8 +77,12 @@ async fn requests_without_answer_are_retried() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_without_renewals_exits_and_another_takes_the_lease() {
-    let elect = "--leader-elect";
-    let mut scene = scene("lease", &["web", "other"], &[elect]).await;
+    let elect = [
+        "--leader-elect",
+        "--leader-elect-lease-duration=20s",
+        "--leader-elect-renew-deadline=15s",
+    ];
+    let mut scene = scene("lease", &["web", "other"], &elect).await;
     let blocked = scene.proxy.inject(
         Match::writes().resource("leases"),
         Times::Always,
@@ -95,7 +98,7 @@ async fn leader_without_renewals_exits_and_another_takes_the_lease() {
     assert!(blocked.hits() > 0, "the process exited for another reason");
     scene.bed.scale("web", 2).await;
     // This operator reaches the apiserver directly.
-    let _next = Operator::start(&scene.bed, Settings::default().flag(elect)).await;
+    let _next = Operator::start(&scene.bed, Settings::default().leader_election(20)).await;
     scene
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))])
@@ -208,10 +211,7 @@ async fn expired_list_is_restarted() {
     hidden.wait_for_hits(2, SOON).await.unwrap();
     hidden.cancel();
     scene.proxy.end_watches(&watches, Ending::Gone);
-    expired
-        .wait_for_hits(9, Duration::from_mins(1))
-        .await
-        .unwrap();
+    expired.wait_for_hits(9, SOON).await.unwrap();
     scene
         .bed
         .delivered("web", &[("Created", Some("1")), ("Updated", Some("3"))])

@@ -287,7 +287,7 @@ async fn chart_installs_upgrades_rolls_back_and_uninstalls() {
     kubectl(&[
         "wait",
         "--for=condition=Ready",
-        "--timeout=180s",
+        "--timeout=600s",
         "configmapsync/configmapsync-sample",
         "myingress/myapp",
     ])
@@ -570,7 +570,7 @@ async fn namespaced_install_works_without_forbidden_requests() {
     ];
     bed.kubectl(
         &[
-            &["wait", "--for=condition=Ready", "--timeout=180s"],
+            &["wait", "--for=condition=Ready", "--timeout=600s"],
             &is_ready[..],
         ]
         .concat(),

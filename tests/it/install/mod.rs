@@ -134,7 +134,7 @@ async fn served_kinds(bed: &Bed) -> Vec<&'static KindInfo> {
 
 /// Waits until the examples that have a condition are ready: all but the `TrackedField`.
 async fn wait_for_conditions(bed: &Bed) {
-    let mut wait: Vec<String> = ["wait", "--for=condition=Ready", "--timeout=180s"]
+    let mut wait: Vec<String> = ["wait", "--for=condition=Ready", "--timeout=600s"]
         .map(Into::into)
         .into();
     for kind in controllers::KINDS {

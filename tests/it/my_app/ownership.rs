@@ -194,7 +194,7 @@ async fn pod_ownership_is_restored_after_a_backup() {
     };
     apps.delete("web", &orphan).await.unwrap();
     // The garbage collector, which deletes it, discovers new kinds only every 30 s.
-    until("the Pod is deleted", SOON * 2, async || {
+    until("the Pod is deleted", SOON, async || {
         Ok(apps.get_opt("web").await?.is_none().then_some(()))
     })
     .await
@@ -206,7 +206,7 @@ async fn pod_ownership_is_restored_after_a_backup() {
 
     // The default deletion deletes the Pod, too.
     bed.delete::<MyApp>("web").await;
-    until("the Pod is deleted", SOON * 2, async || {
+    until("the Pod is deleted", SOON, async || {
         Ok(bed.pod("web").await.is_none().then_some(()))
     })
     .await

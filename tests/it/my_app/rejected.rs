@@ -1,8 +1,6 @@
 //! Pods that the apiserver rejects: the status quotes the apiserver, no hot loop, and the app is ready once the
 //! apiserver accepts the Pod.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -10,7 +8,7 @@ use qm_api::MyApp;
 use serde_json::json;
 
 use super::reason_and_message;
-use crate::support::{Bed, Operator, Settings};
+use crate::support::{Bed, Operator, SOON, Settings};
 
 async fn label(bed: &Bed, profile: &str) {
     let patch =
@@ -143,7 +141,7 @@ async fn exceeded_quota_is_retried_with_backoff() {
         |quota: &ResourceQuota| serde_json::to_value(&quota.status).unwrap()["hard"]["pods"] == "5";
     bed.until("none", "is raised", raised).await;
     let mut asks = 0;
-    testbed::wait::until("it runs", Duration::from_secs(30), async || {
+    testbed::wait::until("it runs", SOON, async || {
         asks += 1;
         let at = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": asks.to_string() } } });
         bed.patch::<MyApp>("web", at).await;

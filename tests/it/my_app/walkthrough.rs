@@ -41,7 +41,7 @@ async fn document_003_works_as_printed() {
         "wait",
         "--for=condition=Ready",
         "myapp/example-app",
-        "--timeout=180s",
+        "--timeout=600s",
     ])
     .await;
     let pods = line(&kubectl(&["get", "pod"]).await);

@@ -17,7 +17,7 @@ pub(super) async fn kill_at_call<T>(
 ) -> (bool, T) {
     let gate = site.aws.gate(On::all(), call, point);
     let kill = async |operator: &mut Operator| {
-        gate.reached(SOON * 10).await.unwrap();
+        gate.reached(SOON).await.unwrap();
         operator.kill();
         gate.cut();
     };

@@ -100,7 +100,7 @@ async fn error_of_the_spec_is_not_retried() {
 #[tokio::test]
 async fn late_load_balancer_is_created_once() {
     let site = Site::new("late").await;
-    site.aws.hide_new(Duration::from_secs(5));
+    site.aws.hide_new(Duration::from_secs(20));
     let _operator = site.operator().await;
     let since = site.bed.plane.audit().mark().await.unwrap();
     site.ingress("web", json!({})).await;

@@ -42,7 +42,7 @@ async fn reconcile_at_rest_costs_two_batched_reads_and_no_write() {
             .collect()
     };
     let all = |calls: &[Arc<Call>]| BTreeSet::from_iter(arns_read(calls)).len() == MANY;
-    let calls = site.aws.wait_for(SOON * 2, all).await.unwrap();
+    let calls = site.aws.wait_for(SOON, all).await.unwrap();
     let counted = counted(&calls);
     assert_eq!(
         counted.keys().collect::<Vec<_>>(),

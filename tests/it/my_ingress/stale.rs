@@ -127,7 +127,7 @@ async fn targets_follow_a_deletion_of_the_service_in_a_gap() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_continues_the_creation() {
     let site = Site::new("leaders").await;
-    let candidate = || site.settings().flag("--leader-elect");
+    let candidate = || site.settings().leader_election(20);
     let (proxy, file) = site.bed.through_proxy().await;
     let mut leader = Operator::start(&site.bed, candidate().kubeconfig(file)).await;
     until("the operator leads", SOON, async || {

@@ -29,7 +29,7 @@ async fn document_003_works_as_printed() {
         "wait",
         "--for=jsonpath={.status.alb.state}=provisioning",
         "mying/myapp",
-        "--timeout=180s",
+        "--timeout=600s",
     ])
     .await;
     let made = site.balancer("myapp").await.unwrap();
@@ -79,7 +79,7 @@ async fn document_003_works_as_printed() {
         "wait",
         "--for=condition=Ready",
         "mying/myapp",
-        "--timeout=180s",
+        "--timeout=600s",
     ])
     .await;
     let row = line(&kubectl(&["get", "mying"]).await);
@@ -95,7 +95,7 @@ async fn document_003_works_as_printed() {
         "the load balancer was created once"
     );
 
-    kubectl(&["delete", "-f", SAMPLE, "--timeout=180s"]).await;
+    kubectl(&["delete", "-f", SAMPLE, "--timeout=600s"]).await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
     for reason in ["Created", "Ready", "Deleted"] {
         let events = kubectl(&[

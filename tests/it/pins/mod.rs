@@ -39,7 +39,7 @@ mod tracked_field;
 
 /// Time without activity after which a step ends. Tests wait for the last expected effect of a step themselves; this
 /// time serves to notice unexpected effects.
-const IDLE: Duration = Duration::from_millis(600);
+const IDLE: Duration = Duration::from_secs(2);
 
 /// Flags that postpone polls, because polls cause requests that no step accounts for.
 const NO_POLLS: [&str; 5] = [

@@ -27,13 +27,13 @@ use testbed::ControlPlane;
 use testbed::control_plane::Snapshot;
 use testbed::proxy::Proxy;
 use testbed::wait::until;
-use tokio::sync::{Mutex, MutexGuard, OnceCell};
+use tokio::sync::OnceCell;
 
 use super::secret_search;
 
 /// Maximum time until a state is reached, generous for slow machines: the benchmarks prove promised times. Before
 /// Kubernetes 1.34, a forbidden watch takes 30 s until a granted permission applies.
-pub const SOON: Duration = Duration::from_mins(3);
+pub const SOON: Duration = Duration::from_mins(10);
 /// The namespace of the operator's `ServiceAccount`.
 pub const SYSTEM: &str = "quartermaster-system";
 /// The name of the operator's `ServiceAccount`.
@@ -220,13 +220,6 @@ pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
         )
         .await
         .unwrap();
-}
-
-/// Waits until no other test holds the guard. Tests that store more than 100 MB hold it, or objects of so many items that
-/// the apiserver needs gigabytes to change one: CI's machine has room for one such control plane.
-pub async fn only_large_test() -> MutexGuard<'static, ()> {
-    static LARGE: Mutex<()> = Mutex::const_new(());
-    LARGE.lock().await
 }
 
 /// A control plane: one that tests share, or one that ends with its last user.

@@ -4,10 +4,10 @@
 
 mod bed;
 mod kills;
+mod large;
 pub mod mask;
 mod observe;
 mod operator;
-mod peak;
 mod secret_search;
 mod tools;
 
@@ -15,11 +15,11 @@ pub use bed::*;
 #[allow(unused_imports)] // as above
 pub use kills::{Trap, kill_at_each_write, kill_at_write, restart_during};
 #[allow(unused_imports)] // as above
+pub use large::{LIMIT, Peak, create_large, delete_large, only_large_test, patch_large};
+#[allow(unused_imports)] // as above
 pub use observe::{CHAT, READY, accepted, bot_api, changes, condition, texts};
 #[allow(unused_imports)] // as above
 pub use operator::{Operator, Settings, series};
-#[allow(unused_imports)] // as above
-pub use peak::{LIMIT, Peak};
 
 pub use secret_search::TOKEN;
 #[allow(unused_imports)] // as above

@@ -78,6 +78,14 @@ impl Settings {
         self
     }
 
+    /// Elects a leader, whose Lease lasts for `lease` seconds. The product's own 9 s end a leader that waits for the
+    /// apiserver of a slow machine; a failover takes as long as the Lease.
+    pub fn leader_election(self, lease: u32) -> Self {
+        self.flag("--leader-elect")
+            .flag(&format!("--leader-elect-lease-duration={lease}s"))
+            .flag(&format!("--leader-elect-renew-deadline={}s", lease * 3 / 4))
+    }
+
     pub fn kubeconfig(mut self, file: PathBuf) -> Self {
         self.kubeconfig = Some(file);
         self

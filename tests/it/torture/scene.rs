@@ -35,7 +35,7 @@ pub const FLAGS: [&str; 3] = [
 
 /// Time without a write after which a run without faults has settled. The reference is recorded once, so the time may be
 /// long.
-const SETTLED: Duration = Duration::from_secs(2);
+const SETTLED: Duration = Duration::from_secs(4);
 
 /// Time without a write after which an operator with a stale view has done what it can. A slower operator may still be
 /// at work when its view becomes current, which makes the case easier, not wrong.

@@ -310,7 +310,7 @@ where
     let kind = resource::<K>();
     let api: Api<DynamicObject> =
         Api::namespaced_with(scene.bed.client.clone(), &scene.bed.namespace, &kind);
-    until(format!("{name} is deleted"), SOON * 2, async || {
+    until(format!("{name} is deleted"), SOON, async || {
         Ok(api.get_opt(name).await?.is_none().then_some(()))
     })
     .await

@@ -25,7 +25,7 @@ mod shell;
 mod stage;
 
 /// Maximum duration of one command: longer than the `--timeout` of any.
-const TIMEOUT: Duration = Duration::from_mins(6);
+const TIMEOUT: Duration = Duration::from_mins(10);
 
 /// Commands that run until Ctrl-C.
 const LASTING: [&str; 2] = ["make run", "quartermaster status -n shop --watch"];
