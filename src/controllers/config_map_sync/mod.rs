@@ -33,6 +33,7 @@ use self::copy::DesiredCopy;
 use self::index::{NamespacePresence, SyncIndex};
 use self::plan::{CopyPlan, PlanError};
 use self::status::{CopyProblem, CopySummary, LOOP, SOURCE_NOT_FOUND};
+use self::turns::Turns;
 use super::reasons::NAMESPACE_NOT_FOUND;
 use crate::cli::RunConfig;
 
@@ -41,6 +42,7 @@ mod finalize;
 pub mod index;
 pub mod plan;
 pub mod status;
+mod turns;
 
 /// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "configmapsync";
@@ -83,6 +85,8 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(10);
 /// reconcile after a minute.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(40);
 const REMOVALS_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time after which a sync that waits for its turn tries again, if the sync that should have the next turn is deleted.
+const TURN_RETRY: Duration = Duration::from_secs(30);
 
 const UNREADABLE: &str = "the source could not be read";
 
@@ -95,8 +99,7 @@ pub(crate) struct ConfigMapSyncs {
     copies: Children<ConfigMap, ()>,
     /// Permits for copies in memory.
     copy_permits: Semaphore,
-    /// Permit for a large source in memory.
-    large_source: Semaphore,
+    turns: Turns,
     /// Time of each sync's last write of copies, if the sync's status does not have that time yet.
     unrecorded: Mutex<HashMap<ObjectKey, Time>>,
     /// The copies of each sync whose last requests took too long.
@@ -143,7 +146,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             index,
             copies,
             copy_permits: Semaphore::new(MAX_COPIES_IN_MEMORY),
-            large_source: Semaphore::new(1),
+            turns: Turns::new(setup.trigger.clone()),
             unrecorded: Mutex::default(),
             slow: Mutex::default(),
         })
@@ -186,19 +189,17 @@ impl Controller for ConfigMapSyncs {
             }
             Err(error) => return Err(Error::api(UNREADABLE)(error)),
         };
-        let deadline = Instant::now() + WRITES_TIMEOUT;
         let is_large = read.is_large();
-        let _permit = if is_large {
-            let permit = timeout_at(deadline, self.large_source.acquire()).await;
-            Some(permit.map_err(|_| late("other large sources took too long"))?)
-        } else {
-            None
-        };
+        let turn = is_large.then(|| self.turns.take(&cx.key));
+        if let Some(None) = turn {
+            return Ok(Outcome::unchanged().requeue(Requeue::After(TURN_RETRY)));
+        }
         let decoded = read.decode_as::<ConfigMap>();
         let mut source =
             decoded.map_err(|error| Error::api(UNREADABLE)(kube::Error::SerdeError(error)))?;
         drop(read);
         source.metadata.managed_fields = None;
+        let deadline = Instant::now() + WRITES_TIMEOUT;
         let digest = copy::digest(&source, &cx.object.spec, &cx.owner);
         let destinations = destinations
             .into_iter()

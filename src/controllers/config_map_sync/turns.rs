@@ -1,0 +1,90 @@
+//! Turns of the syncs whose source is large: one such source is in memory at a time.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use qm_api::ConfigMapSync;
+use qm_runtime::ObjectKey;
+use qm_runtime::trigger::Trigger;
+
+pub(super) struct Turns {
+    state: Mutex<State>,
+    trigger: Trigger<ConfigMapSync>,
+}
+
+#[derive(Default)]
+struct State {
+    is_taken: bool,
+    /// Syncs that wait, the longest first.
+    waiting: VecDeque<ObjectKey>,
+}
+
+/// The turn of one sync. Its end triggers a reconcile of the sync that has waited longest.
+pub(super) struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    pub(super) fn new(trigger: Trigger<ConfigMapSync>) -> Self {
+        Self {
+            state: Mutex::default(),
+            trigger,
+        }
+    }
+
+    /// Returns the turn of a sync, or `None` while another sync has it. The sync is then reconciled later: a reconcile
+    /// that waits would hold its source in memory, and the place of other syncs.
+    pub(super) fn take(&self, sync: &ObjectKey) -> Option<Turn<'_>> {
+        let mut state = self.lock();
+        if state.is_taken {
+            if !state.waiting.contains(sync) {
+                state.waiting.push_back(sync.clone());
+            }
+            return None;
+        }
+        state.is_taken = true;
+        state.waiting.retain(|waiting| waiting != sync);
+        Some(Turn(self))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let Self(turns) = self;
+        let mut state = turns.lock();
+        state.is_taken = false;
+        if let Some(next) = state.waiting.pop_front() {
+            turns.trigger.wake(&next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_taken_in_order() {
+        let trigger = Trigger::default();
+        let mut woken = trigger.open();
+        let turns = Turns::new(trigger);
+        let [first, second, third] =
+            ["first", "second", "third"].map(|name| ObjectKey::new("shop", name));
+        let turn = turns.take(&first);
+        assert!(turn.is_some());
+        // A sync that tries again keeps its place.
+        for waiting in [&second, &third, &second] {
+            assert!(turns.take(waiting).is_none());
+        }
+        assert!(woken.try_recv().is_err());
+        drop(turn);
+        assert_eq!(woken.try_recv(), Ok(second.clone()));
+        drop(turns.take(&second));
+        assert_eq!(woken.try_recv(), Ok(third));
+        // The third may be deleted by now, which blocks nobody.
+        assert!(turns.take(&first).is_some());
+        assert!(woken.try_recv().is_err());
+    }
+}
