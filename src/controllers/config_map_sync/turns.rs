@@ -8,12 +8,12 @@ use qm_runtime::ObjectKey;
 use qm_runtime::trigger::Trigger;
 
 pub(super) struct Turns {
-    state: Mutex<State>,
+    state: Mutex<TurnsState>,
     trigger: Trigger<ConfigMapSync>,
 }
 
 #[derive(Default)]
-struct State {
+struct TurnsState {
     is_taken: bool,
     /// Syncs that wait, the longest first.
     waiting: VecDeque<ObjectKey>,
@@ -45,7 +45,7 @@ impl Turns {
         Some(Turn(self))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TurnsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
