@@ -77,7 +77,7 @@ async fn ten_thousand_foreign_config_maps_are_not_cached_and_hide_nothing() {
 /// concurrently. Those that somebody adds to small copies are read concurrently.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn config_maps_of_many_keys_fit_into_memory() {
-    const SOURCES: usize = 4;
+    const SOURCES: usize = 6;
     const DESTINATIONS: usize = 4;
     const KEYS: usize = 40_000;
     let _guard = only_large_test().await;
@@ -125,5 +125,5 @@ async fn config_maps_of_many_keys_fit_into_memory() {
     }
     let peak = peak.end();
     println!("peak of RssAnon, many keys: {peak:.1} MiB");
-    assert!(peak < LIMIT, "{peak} MiB");
+    assert!(peak < LIMIT * 0.75, "{peak} MiB");
 }
