@@ -178,7 +178,7 @@ pub const REASONS: &[Reason] = &[
     // Objects that the spec names.
     reason("SecretNotFound", &[CP], "No Secret of that name exists, or the ContactPoint may not use it. The message names the namespaces in which the operator looked.", Poll, "Create the Secret in the ContactPoint's namespace, or correct its name."),
     reason("SecretKeyMissing", &[CP], "The Secret lacks the key. The message lists the keys that it has.", Poll, "Add the key to the Secret, or correct its name in the spec."),
-    reason("SecretInvalid", &[CP], "The Secret's value is no usable token, URL, signing key or certificate, for example because of a newline at its end, or the Secret is [too large](../kinds/contact-point.md#secrets).", Poll, "Recreate the Secret with `printf` or `kubectl create secret --from-literal`."),
+    reason("SecretInvalid", &[CP], "The Secret's value is no usable token, URL, signing key or certificate, for example because of a newline at its end. A Secret or a value may also be [too large](../kinds/contact-point.md#secrets).", Poll, "Recreate the Secret with `printf` or `kubectl create secret --from-literal`."),
     reason("SecretForbidden", &[CP], "The operator may not `get` Secrets in the namespace.", Poll, "Install the operator's roles again."),
     reason("SecretUnreadable", &[CP], "The apiserver did not answer with the Secret. The operator keeps the status of a ContactPoint that it has tried before.", Backoff, "Wait. If it lasts, look at the apiserver."),
     reason("TargetNotFound", &[TF], "The target does not exist.", On("the target is created"), "Create the target, or correct `spec.target`."),
