@@ -70,7 +70,7 @@ async fn invalid_token_is_reported_without_its_value() {
         .await;
     bed.ready("newline").await;
 
-    // Secrets of many keys take many times their size.
+    // In memory, a Secret of many keys takes many times its size.
     let keys = (0..5000).map(|key| (key.to_string(), json!("")));
     let mut data: serde_json::Map<_, _> = keys.collect();
     data.insert("token".into(), TOKEN.into());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{Client, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use qm_api::ContactPoint;
 use qm_api::common::{ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, SecretKeySelector};
 use qm_api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
@@ -16,7 +16,6 @@ use qm_notify::message::Body;
 use qm_notify::telegram::TelegramChat;
 use qm_notify::webhook::{Parts, SigningKey, Tls, Token, WebhookEndpoint, event};
 use qm_runtime::outcome::SPEC_INVALID;
-use qm_runtime::raw_object::RawObject;
 use qm_runtime::short_digest;
 use qm_runtime::telemetry;
 use secrecy::SecretString;
@@ -27,6 +26,8 @@ use crate::cli::SharedSecrets;
 /// Maximum size of a token, a URL or a signing key, in bytes. Servers accept headers and URLs of about this size, and
 /// the redactor keeps some thirty forms of each.
 const MAX_VALUE: usize = 8 * 1024;
+/// Maximum number of keys of a Secret. Each takes some 100 bytes of memory, and reconciles hold Secrets side by side.
+const MAX_KEYS: usize = 5000;
 
 /// Source of Secrets.
 #[derive(Clone)]
@@ -106,8 +107,6 @@ fn key_of(key: Option<&str>) -> String {
         .unwrap_or_default()
 }
 
-/// Problem of an answer that is not a Secret. The decoder's own message would quote the answer.
-const NO_SECRET: &str = "the response is not a Secret";
 /// Reason of a body that cannot be rendered with its token.
 pub(crate) const BODY_INVALID: &str = "BodyInvalid";
 
@@ -443,30 +442,30 @@ impl SecretReader<'_> {
         if !self.may_read_in(namespace) {
             return Ok(None);
         }
-        let unreadable = EndpointError::SecretUnreadable;
-        match RawObject::api::<Secret>(self.source.client.clone(), namespace)
+        match Api::<Secret>::namespaced(self.source.client.clone(), namespace)
             .get_opt(name)
             .await
         {
-            // Several Secrets of a ContactPoint, and ContactPoints, are read concurrently.
-            Ok(Some(secret)) if secret.is_large() => Err(EndpointError::SecretInvalid {
-                secret: name.to_owned(),
-                key: None,
-                problem: "takes more than 1 MiB of memory once it is decoded: store what the ContactPoint needs in a Secret \
-                          of its own"
-                    .into(),
-            }),
-            Ok(secret) => secret
-                .map(|secret| secret.decode_as())
-                .transpose()
-                .map_err(|_| unreadable(NO_SECRET.into())),
+            Ok(Some(secret)) if secret.data.as_ref().map_or(0, BTreeMap::len) > MAX_KEYS => {
+                Err(EndpointError::SecretInvalid {
+                    secret: name.to_owned(),
+                    key: None,
+                    problem: format!(
+                        "more than {MAX_KEYS} keys; store what the ContactPoint needs in a Secret of its own"
+                    ),
+                })
+            }
+            Ok(secret) => Ok(secret),
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 Err(EndpointError::SecretForbidden {
                     namespace: namespace.to_owned(),
                 })
             }
-            Err(kube::Error::SerdeError(_)) => Err(unreadable(NO_SECRET.into())),
-            Err(error) => Err(unreadable(telemetry::causes(&error))),
+            // The error quotes the Secret.
+            Err(kube::Error::SerdeError(_)) => Err(EndpointError::SecretUnreadable(
+                "the response is not a Secret".into(),
+            )),
+            Err(error) => Err(EndpointError::SecretUnreadable(telemetry::causes(&error))),
         }
     }
 
