@@ -588,7 +588,7 @@ async fn retry_after_is_kept_to_the_second() {
 async fn changed_secret_takes_effect_within_a_second() {
     let bed = Bed::shared("acting").await;
     let telegram = bot_api();
-    // The product's own first delay, and a longest one that no slow machine takes.
+    // The first delay is the product's own; the longest is more than a slow machine needs.
     let settings = Settings::default()
         .telegram(&telegram.url())
         .flag("--poll-min=1s")

@@ -397,25 +397,10 @@ async fn standby_observes_changes_while_nobody_leads() {
 async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     const EDITS: u64 = 6;
     const LEASE: &str = "edited";
-    let bed = Bed::shared("edited").await;
-    let (proxy, file) = bed.through_proxy().await;
-    let settings = Settings::default().kubeconfig(file).leader_election(100);
-    let mut leader = Operator::start(
-        &bed,
-        settings.flag(&format!("--leader-election-id={LEASE}")),
-    )
-    .await;
-    let leading = format!("leader_election_master_status{{name=\"{LEASE}\"}} 1");
-    until("the replica leads", SOON, async || {
-        Ok(leader.metrics().await.contains(&leading).then_some(()))
-    })
-    .await
-    .unwrap();
-    let api: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let (_bed, proxy, mut leader, renewals, api) = leading(LEASE, 100).await;
     let spec = async || api.get(LEASE).await.unwrap().spec.unwrap();
     let before = spec().await;
 
-    let renewals = Match::verb(Verb::Update).resource("leases").name(LEASE);
     let lost = proxy.inject(
         renewals.clone(),
         Times::First(1),
@@ -455,7 +440,12 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     let after = spec().await;
     assert_eq!(after.holder_identity, before.holder_identity);
     assert_eq!(after.lease_transitions, before.lease_transitions);
-    assert!(leader.metrics().await.contains(&leading));
+    assert!(leader.metrics().await.contains(&leads(LEASE)));
+}
+
+/// Returns the series of a replica that holds this lease.
+fn leads(lease: &str) -> String {
+    format!("leader_election_master_status{{name=\"{lease}\"}} 1")
 }
 
 /// Starts an operator that leads through a proxy, with its own lease of `seconds`. Returns it, the match of requests
@@ -468,9 +458,9 @@ async fn leading(lease: &str, seconds: u32) -> (Bed, Proxy, Operator, Match, Api
         .leader_election(seconds)
         .flag(&format!("--leader-election-id={lease}"));
     let operator = Operator::start(&bed, settings).await;
-    let line = format!("leader_election_master_status{{name=\"{lease}\"}} 1");
     until("the replica leads", SOON, async || {
-        Ok(operator.metrics().await.contains(&line).then_some(()))
+        let leads = operator.metrics().await.contains(&leads(lease));
+        Ok(leads.then_some(()))
     })
     .await
     .unwrap();
@@ -518,7 +508,7 @@ async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(
     #[case] lease: &str,
     #[case] fault: Fault,
 ) {
-    /// Of a Lease of 20 s.
+    /// The renew deadline of a Lease of 20 s.
     const DEADLINE: Duration = Duration::from_secs(15);
     let (_bed, proxy, mut leader, renewals, api) = leading(lease, 20).await;
     let faults = proxy.inject(renewals, Times::Always, fault);
