@@ -7,8 +7,8 @@ use http::StatusCode;
 
 use super::answer::{self, Refused};
 use super::gate::{Door, Point};
-use crate::orders::Orders;
-pub use crate::orders::{Order, Times};
+use crate::injections::Injections;
+pub use crate::injections::{Injection, Times};
 use crate::serve::Reply;
 
 /// Matches calls.
@@ -157,7 +157,7 @@ pub(super) enum Intervention {
 }
 
 /// All interventions of a test.
-pub(super) type Plan = Orders<On, Intervention>;
+pub(super) type Plan = Injections<On, Intervention>;
 
 /// Removes all interventions and releases held calls.
 pub(super) fn clear(plan: &Plan) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::sync::watch;
 
-use super::faults::Order;
+use super::faults::Injection;
 
 /// Pause of a released call, so that the server first notices a killed client's closed connection.
 const DISCONNECT_NOTICE: Duration = Duration::from_millis(20);
@@ -74,12 +74,12 @@ impl Door {
 /// Holds one call. Dropping the gate releases the call and lets later matching calls through.
 pub struct Gate {
     door: Arc<Door>,
-    order: Order,
+    injection: Injection,
 }
 
 impl Gate {
-    pub(super) fn new(door: Arc<Door>, order: Order) -> Self {
-        Self { door, order }
+    pub(super) fn new(door: Arc<Door>, injection: Injection) -> Self {
+        Self { door, injection }
     }
 
     /// Waits until the call is held; fails after `deadline`.
@@ -97,13 +97,13 @@ impl Gate {
 
     /// Releases the call. A call held before it is performed is not performed if its client has disconnected.
     pub fn release(&self) {
-        self.order.cancel();
+        self.injection.cancel();
         self.door.open();
     }
 
     /// Cuts the connection: a call held before it is performed is not performed, a performed one gets no response.
     pub fn cut(&self) {
-        self.order.cancel();
+        self.injection.cancel();
         self.door.set(GateState::Cut);
     }
 }

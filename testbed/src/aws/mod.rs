@@ -26,7 +26,7 @@ mod xml;
 
 pub use self::account::{ACCESS_KEY, FOREIGN, OTHER_SUBNETS, REGION, SUBNETS};
 pub use self::answer::Refused;
-pub use self::faults::{Fault, On, Order, Times};
+pub use self::faults::{Fault, Injection, On, Times};
 pub use self::gate::{Gate, Point};
 pub use self::layer::{Call, Outcome};
 pub use self::moto::api_model;

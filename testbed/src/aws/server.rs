@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::account::{ACCESS_KEY, REGION};
-use super::faults::{self, Fault, Intervention, On, Order, Times};
+use super::faults::{self, Fault, Injection, Intervention, On, Times};
 use super::gate::{Door, Gate, Point};
 use super::layer::{Call, Layer};
 use super::moto::Moto;
@@ -99,21 +99,23 @@ impl Aws {
         self.layer.journal.clear();
     }
 
-    /// Injects a fault into matching calls. Where several orders match, each counts the call; they apply in the order
+    /// Injects a fault into matching calls. Where several injections match, each counts the call; they apply in the order
     /// of injection, until one ends the call.
-    pub fn fault(&self, on: On, times: Times, fault: Fault) -> Order {
-        self.layer.plan.order(on, times, Intervention::Fault(fault))
+    pub fn fault(&self, on: On, times: Times, fault: Fault) -> Injection {
+        self.layer
+            .plan
+            .inject(on, times, Intervention::Fault(fault))
     }
 
     /// Holds the call with this number (from 1), counted from now among matching calls.
     pub fn gate(&self, on: On, number: u64, point: Point) -> Gate {
         let door = Arc::new(Door::new());
-        let order = self.layer.plan.order(
+        let injection = self.layer.plan.inject(
             on,
             Times::Nth(number),
             Intervention::Gate(point, door.clone()),
         );
-        Gate::new(door, order)
+        Gate::new(door, injection)
     }
 
     /// Sets whether every call gets 503.

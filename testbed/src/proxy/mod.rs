@@ -30,7 +30,7 @@ use k8s_openapi::ByteString;
 use kube::config::{Cluster, Kubeconfig};
 
 pub use self::request::{ApiRequest, Verb};
-pub use self::rules::{Fault, Lost, Match, Order, Point, Refusal, Then, Times};
+pub use self::rules::{Fault, Injection, Lost, Match, Point, Refusal, Then, Times};
 pub use self::shared::Seen;
 use self::shared::Shared;
 pub use self::watches::{BOOKMARK, Ending, LIST_END, WatchEvent};
@@ -164,20 +164,20 @@ impl Proxy {
             .with_context(|| format!("cannot write {}", to.display()))
     }
 
-    /// Injects a fault into matching requests. Where several orders match, each counts the request; they apply in the
+    /// Injects a fault into matching requests. Where several injections match, each counts the request; they apply in the
     /// order of injection, until one ends the request.
-    pub fn inject(&self, matching: Match, times: Times, fault: Fault) -> Order {
-        self.shared.rules.order(matching, times, fault)
+    pub fn inject(&self, matching: Match, times: Times, fault: Fault) -> Injection {
+        self.shared.rules.inject(matching, times, fault)
     }
 
     /// Holds back the events of running and later watches that match, without ending the watches. Each held event is a
-    /// hit, except a bookmark that ends no list. Cancelling the order sends all held events, in order.
-    pub fn freeze(&self, watches: Match) -> Order {
+    /// hit, except a bookmark that ends no list. Cancelling the injection sends all held events, in order.
+    pub fn freeze(&self, watches: Match) -> Injection {
         self.shared.watches.hold(watches)
     }
 
     /// Holds back the events of matching watches that run now, but not of later ones.
-    pub fn freeze_running(&self, watches: Match) -> Order {
+    pub fn freeze_running(&self, watches: Match) -> Injection {
         self.shared.watches.hold_running(watches)
     }
 
@@ -186,7 +186,7 @@ impl Proxy {
         &self,
         watches: Match,
         hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static,
-    ) -> Order {
+    ) -> Injection {
         self.shared.watches.hide(watches, hidden)
     }
 
@@ -195,7 +195,7 @@ impl Proxy {
         &self,
         watches: Match,
         listener: impl Fn(&WatchEvent) + Send + Sync + 'static,
-    ) -> Order {
+    ) -> Injection {
         self.hide(watches, move |event| {
             listener(event);
             false
@@ -204,11 +204,11 @@ impl Proxy {
 
     /// Rejects these watches and lists with 403, as for a client that lost the permission, and ends the running
     /// watches.
-    pub fn forbid(&self, watches_and_lists: &Match) -> Order {
+    pub fn forbid(&self, watches_and_lists: &Match) -> Injection {
         let forbidden = Fault::status(StatusCode::FORBIDDEN);
-        let order = self.inject(watches_and_lists.clone(), Times::Always, forbidden);
+        let injection = self.inject(watches_and_lists.clone(), Times::Always, forbidden);
         self.end_watches(watches_and_lists, Ending::Clean);
-        order
+        injection
     }
 
     /// Ends the running watches that match and returns their number. Events that [`Self::freeze`] held for them are
@@ -222,7 +222,7 @@ impl Proxy {
         self.shared.watches.live(watches)
     }
 
-    /// Cancels every order.
+    /// Cancels every injection.
     pub fn behave(&self) {
         self.shared.rules.clear();
         self.shared.watches.clear();

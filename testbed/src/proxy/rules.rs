@@ -9,8 +9,8 @@ use http::StatusCode;
 use tokio::sync::Semaphore;
 
 use super::request::{ApiRequest, Verb};
-use crate::orders::Orders;
-pub use crate::orders::{Order, Times};
+use crate::injections::Injections;
+pub use crate::injections::{Injection, Times};
 
 type Also = Arc<dyn Fn(&ApiRequest) -> bool + Send + Sync>;
 
@@ -259,4 +259,4 @@ impl Fault {
 }
 
 /// The injected faults.
-pub(super) type Rules = Orders<Match, Fault>;
+pub(super) type Rules = Injections<Match, Fault>;

@@ -309,7 +309,7 @@ async fn nth_request_is_rejected_like_the_apiserver() {
             retry_after: Some(3),
             message: "later",
         };
-        let order = proxy.inject(
+        let injection = proxy.inject(
             Match::verb(Verb::Get).name("p"),
             Times::Nth(2),
             Fault::Answer(refusal),
@@ -335,7 +335,7 @@ async fn nth_request_is_rejected_like_the_apiserver() {
             (&json!(429), &json!(3))
         );
         assert_eq!(client.get(&path).await.unwrap().status(), 200);
-        assert_eq!((order.hits(), upstream.received()), (1, 3));
+        assert_eq!((injection.hits(), upstream.received()), (1, 3));
         proxy.inject(
             Match::any(),
             Times::First(2),
@@ -344,13 +344,13 @@ async fn nth_request_is_rejected_like_the_apiserver() {
         for want in [409, 409, 200] {
             assert_eq!(client.get(&path).await.unwrap().status(), want);
         }
-        let order = proxy.inject(
+        let injection = proxy.inject(
             Match::any(),
             Times::Always,
             Fault::status(StatusCode::CONFLICT),
         );
         assert_eq!(client.get(&path).await.unwrap().status(), 409);
-        order.cancel();
+        injection.cancel();
         assert_eq!(client.get(&path).await.unwrap().status(), 200);
     })
     .await;
@@ -411,7 +411,7 @@ async fn hooks_run_at_their_points() {
             (Point::AfterApplied, Then::Cut),
         ] {
             let (hook_runs, received) = (hook_runs.clone(), upstream.received.clone());
-            let order = proxy.inject(
+            let injection = proxy.inject(
                 Match::verb(Verb::Patch),
                 Times::First(1),
                 Fault::hook(point, move |request| {
@@ -428,7 +428,7 @@ async fn hooks_run_at_their_points() {
                 then == Then::GoOn,
                 "{point:?}"
             );
-            order.wait_for_hits(1, SOON).await.unwrap();
+            injection.wait_for_hits(1, SOON).await.unwrap();
         }
         let deadline = Instant::now() + SOON;
         while hook_runs.lock().unwrap().len() < 5 && Instant::now() < deadline {

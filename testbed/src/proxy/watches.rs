@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::body::{Body, Error, FLUSHED};
 use super::request::ApiRequest;
-use super::rules::{Match, Order};
+use super::rules::{Injection, Match};
 use crate::journal::lock;
 use crate::serve::Line;
 
@@ -53,12 +53,12 @@ pub(super) const GONE: &[u8] =
 #[derive(Clone)]
 enum WatchFault {
     Hold,
-    /// Applies only to watches that already ran at the time of the order.
+    /// Applies only to watches that already ran at the time of the injection.
     HoldRunning,
     Hide(Arc<dyn Fn(&WatchEvent) -> bool + Send + Sync>),
 }
 
-struct WatchOrder {
+struct WatchInjection {
     id: u64,
     matching: Match,
     fault: WatchFault,
@@ -68,7 +68,7 @@ struct WatchOrder {
 #[derive(Default)]
 struct State {
     last_id: u64,
-    orders: Vec<WatchOrder>,
+    injections: Vec<WatchInjection>,
     live: HashMap<u64, (ApiRequest, mpsc::UnboundedSender<Ending>)>,
 }
 
@@ -79,28 +79,28 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    pub(super) fn hold(self: &Arc<Self>, matching: Match) -> Order {
-        self.order(matching, WatchFault::Hold)
+    pub(super) fn hold(self: &Arc<Self>, matching: Match) -> Injection {
+        self.inject(matching, WatchFault::Hold)
     }
 
-    pub(super) fn hold_running(self: &Arc<Self>, matching: Match) -> Order {
-        self.order(matching, WatchFault::HoldRunning)
+    pub(super) fn hold_running(self: &Arc<Self>, matching: Match) -> Injection {
+        self.inject(matching, WatchFault::HoldRunning)
     }
 
     pub(super) fn hide(
         self: &Arc<Self>,
         matching: Match,
         hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static,
-    ) -> Order {
-        self.order(matching, WatchFault::Hide(Arc::new(hidden)))
+    ) -> Injection {
+        self.inject(matching, WatchFault::Hide(Arc::new(hidden)))
     }
 
-    fn order(self: &Arc<Self>, matching: Match, fault: WatchFault) -> Order {
+    fn inject(self: &Arc<Self>, matching: Match, fault: WatchFault) -> Injection {
         let hits = watch::Sender::new(0);
         let mut state = lock(&self.state);
         state.last_id += 1;
         let id = state.last_id;
-        state.orders.push(WatchOrder {
+        state.injections.push(WatchInjection {
             id,
             matching,
             fault,
@@ -109,14 +109,16 @@ impl Watches {
         drop(state);
         self.changed.send_replace(());
         let watches = self.clone();
-        Order::new(hits, move || {
-            lock(&watches.state).orders.retain(|order| order.id != id);
+        Injection::new(hits, move || {
+            lock(&watches.state)
+                .injections
+                .retain(|injection| injection.id != id);
             watches.changed.send_replace(());
         })
     }
 
     pub(super) fn clear(&self) {
-        lock(&self.state).orders.clear();
+        lock(&self.state).injections.clear();
         self.changed.send_replace(());
     }
 
@@ -169,28 +171,29 @@ impl Watches {
     /// Returns the counter of held events, if events are held.
     fn held(&self, live: &LiveWatch, request: &ApiRequest) -> Option<watch::Sender<u64>> {
         let state = lock(&self.state);
-        let holds = |order: &WatchOrder| match order.fault {
+        let holds = |injection: &WatchInjection| match injection.fault {
             WatchFault::Hold => true,
-            WatchFault::HoldRunning => live.id < order.id,
+            WatchFault::HoldRunning => live.id < injection.id,
             WatchFault::Hide(_) => false,
         };
-        let hold = |order: &&WatchOrder| holds(order) && order.matching.matches(request);
+        let hold =
+            |injection: &&WatchInjection| holds(injection) && injection.matching.matches(request);
         state
-            .orders
+            .injections
             .iter()
             .find(hold)
-            .map(|order| order.hits.clone())
+            .map(|injection| injection.hits.clone())
     }
 
     fn is_hidden(&self, request: &ApiRequest, line: &[u8]) -> bool {
         let hiding: Vec<_> = {
             let state = lock(&self.state);
             let matching = state
-                .orders
+                .injections
                 .iter()
-                .filter(|order| order.matching.matches(request));
+                .filter(|injection| injection.matching.matches(request));
             matching
-                .map(|order| (order.fault.clone(), order.hits.clone()))
+                .map(|injection| (injection.fault.clone(), injection.hits.clone()))
                 .collect()
         };
         hiding.into_iter().any(|(fault, hits)| {

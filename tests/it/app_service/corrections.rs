@@ -13,7 +13,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::control_plane::audit::Mark;
-use testbed::proxy::{ApiRequest, Fault, Match, Order, Point, Proxy, Then, Times, Verb};
+use testbed::proxy::{ApiRequest, Fault, Injection, Match, Point, Proxy, Then, Times, Verb};
 use testbed::wait::until;
 
 use super::drift::{add, operator_fields, remove, replace};
@@ -818,7 +818,7 @@ async fn annotation_of_an_agent_on_a_child_costs_no_request() {
 
 /// Restarts the proxy's count at each dry run: the second request after the dry run that changes the child is the
 /// apply.
-fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
+fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Injection {
     let left = Arc::new(AtomicUsize::new(0));
     let armed = Arc::clone(&left);
     let arm = move |_| {
@@ -875,9 +875,9 @@ async fn port_that_changes_while_labels_are_restored_is_corrected() {
         }
     };
     let patches = Match::verb(Verb::Patch).resource("services").name("web");
-    let order = proxy.inject(patches, Times::Always, Fault::hook(Point::Before, change));
+    let injection = proxy.inject(patches, Times::Always, Fault::hook(Point::Before, change));
     edit::<Service>(&bed, "kubectl-label", vec![remove("/metadata/labels")]).await;
-    order.wait_for_hits(2, SOON).await.unwrap();
+    injection.wait_for_hits(2, SOON).await.unwrap();
     restored(&bed, &before).await;
     ready(&bed, "web").await;
 }

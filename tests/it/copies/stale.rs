@@ -1,7 +1,7 @@
 //! Stale caches, above all of a standby: a watch may have stalled.
 
 use qm_core::conditions;
-use testbed::proxy::{Ending, Fault, Match, Order, Proxy, Times, Verb};
+use testbed::proxy::{Ending, Fault, Injection, Match, Proxy, Times, Verb};
 
 use super::*;
 
@@ -102,7 +102,7 @@ struct StaleSync {
     shop: Shop,
     far: String,
     proxy: Proxy,
-    silent: Order,
+    silent: Injection,
     new: ConfigMapSync,
     _operator: Operator,
 }

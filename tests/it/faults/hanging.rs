@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use testbed::proxy::{Fault, Match, Order, Point, Proxy, Then, Times, Verb};
+use testbed::proxy::{Fault, Injection, Match, Point, Proxy, Then, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 use tokio::sync::Notify;
@@ -32,7 +32,7 @@ async fn operator(bed: &Bed) -> (Proxy, Operator) {
     (proxy, operator)
 }
 
-fn hang(proxy: &Proxy, matching: Match) -> Order {
+fn hang(proxy: &Proxy, matching: Match) -> Injection {
     proxy.inject(matching, Times::Always, Fault::Hang)
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use serde_json::Value;
-use testbed::proxy::{Fault, Match, Order, Point, Proxy, Then, Times};
+use testbed::proxy::{Fault, Injection, Match, Point, Proxy, Then, Times};
 use tokio::sync::Notify;
 
 use super::{Bed, Operator, Settings};
@@ -34,7 +34,7 @@ pub async fn kill_at_each_write<P: Copy + Debug>(
 
 /// A trap that kills the operator at one request.
 pub struct Trap {
-    order: Order,
+    injection: Injection,
     reached: Arc<Notify>,
     dead: Arc<Notify>,
 }
@@ -55,7 +55,7 @@ impl Trap {
             })
         };
         Self {
-            order: proxy.inject(requests, Times::Nth(number), hook),
+            injection: proxy.inject(requests, Times::Nth(number), hook),
             reached,
             dead,
         }
@@ -63,7 +63,7 @@ impl Trap {
 
     /// Returns whether the request came.
     pub fn was_reached(&self) -> bool {
-        self.order.hits() > 0
+        self.injection.hits() > 0
     }
 
     /// Kills the operator once it sends that request.

@@ -16,7 +16,7 @@ use testbed::ControlPlane;
 use testbed::aws::{Aws, FOREIGN};
 use testbed::kubelet::{self, Container};
 use testbed::process::{Child, Folder, Program};
-use testbed::proxy::Order;
+use testbed::proxy::Injection;
 use testbed::wait::until;
 
 use super::{ACCOUNT, Bed, Plane, SOON, SYSTEM};
@@ -264,7 +264,7 @@ impl Operator {
 
     /// Waits until the operator has reported that it may not list one of its kinds, and has requested the list again
     /// since.
-    pub async fn reports_denied_list(&self, denied: &Order) {
+    pub async fn reports_denied_list(&self, denied: &Injection) {
         until("the operator reports a denied list", SOON, async || {
             let is_report = |line: &str| line.contains("where the operator may list it");
             Ok(self.logs().lines().any(is_report).then_some(()))

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use testbed::proxy::{self, BOOKMARK, Ending, LIST_END, Match, Order, Proxy, Times};
+use testbed::proxy::{self, BOOKMARK, Ending, Injection, LIST_END, Match, Proxy, Times};
 use tokio::sync::watch;
 
 use super::case::{Fault, Staleness};
@@ -33,8 +33,8 @@ pub struct StaleWatch {
     /// Proxy of the replica with the stale view.
     proxy: Proxy,
     phase: watch::Sender<Phase>,
-    /// Order of the step, unless the list is old.
-    order: OnceLock<Order>,
+    /// Injection of the step, unless the list is old.
+    injection: OnceLock<Injection>,
     /// Answer to a list, before the step.
     old_list: OnceLock<String>,
     has_struck: AtomicBool,
@@ -56,7 +56,7 @@ impl StaleWatch {
             lists: steps::old_lists(watch, bed),
             proxy: proxy.clone(),
             phase: watch::Sender::new(Phase::Before),
-            order: OnceLock::new(),
+            injection: OnceLock::new(),
             old_list: OnceLock::new(),
             has_struck: AtomicBool::new(false),
         }
@@ -73,7 +73,7 @@ impl StaleWatch {
         // Events of the step before must not count.
         scene.calms_down().await;
         let watch = self.watch.clone();
-        let order = match self.view {
+        let injection = match self.view {
             Staleness::Frozen if self.fails_over => Some(self.proxy.freeze_running(watch)),
             Staleness::Frozen | Staleness::Expired | Staleness::Gap | Staleness::Forbidden => {
                 Some(self.proxy.freeze(watch))
@@ -91,8 +91,8 @@ impl StaleWatch {
                 None
             }
         };
-        if let Some(order) = order {
-            self.order.get_or_init(|| order);
+        if let Some(injection) = injection {
+            self.injection.get_or_init(|| injection);
         }
         self.phase.send_replace(Phase::During);
     }
@@ -113,13 +113,13 @@ impl StaleWatch {
     /// Makes the watch stale. Returns once nothing is stale any more, and a new leader leads.
     pub async fn act(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
         self.wait_for(Phase::During).await;
-        let Some(order) = self.order.get() else {
+        let Some(injection) = self.injection.get() else {
             return self.serve_old_list(scene, replicas).await;
         };
         tokio::select! {
             biased;
-            () = hit(order) => self.has_struck.store(true, Ordering::Relaxed),
-            () = self.wait_for(Phase::After) => return order.cancel(),
+            () = hit(injection) => self.has_struck.store(true, Ordering::Relaxed),
+            () = self.wait_for(Phase::After) => return injection.cancel(),
         }
         let forbidden =
             (self.view == Staleness::Forbidden).then(|| self.proxy.forbid(&self.watch_and_lists));
@@ -132,7 +132,7 @@ impl StaleWatch {
         }
         match self.view {
             Staleness::Hidden(_) if !self.fails_over => {
-                order.cancel();
+                injection.cancel();
                 self.expire();
             }
             // The proxy drops the events that it has held back.
@@ -142,7 +142,7 @@ impl StaleWatch {
         if let Some(forbidden) = forbidden {
             forbidden.cancel();
         }
-        order.cancel();
+        injection.cancel();
         if !lasts && self.fails_over {
             self.fail_over(replicas).await;
         }

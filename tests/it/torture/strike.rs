@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use testbed::aws::{self, Aws, Gate};
-use testbed::proxy::{self, ApiRequest, Match, Order, Point, Proxy, Then, Times};
+use testbed::proxy::{self, ApiRequest, Injection, Match, Point, Proxy, Then, Times};
 use tokio::sync::watch;
 
 use super::case::{Case, Fault, Place};
@@ -43,12 +43,12 @@ pub struct Strike {
 enum Means {
     Kill(Trap),
     KillCall(Gate),
-    Once(Order),
+    Once(Injection),
     Lasting {
-        first: Order,
-        others: Arc<Mutex<Option<Order>>>,
+        first: Injection,
+        others: Arc<Mutex<Option<Injection>>>,
     },
-    LastingCalls(Order),
+    LastingCalls(Injection),
     Stale(Box<StaleWatch>),
 }
 
@@ -104,16 +104,16 @@ impl Strike {
                 gate.cut();
                 operator.restart();
             }
-            Means::Once(order) => hit(order).await,
+            Means::Once(injection) => hit(injection).await,
             Means::Lasting { first, others } => {
                 hit(first).await;
                 tokio::time::sleep(LASTING).await;
                 cancel(others);
             }
-            Means::LastingCalls(order) => {
-                hit(order).await;
+            Means::LastingCalls(injection) => {
+                hit(injection).await;
                 tokio::time::sleep(LASTING).await;
-                order.cancel();
+                injection.cancel();
             }
             Means::Stale(stale) => stale.act(scene, replicas).await,
         }
@@ -146,9 +146,11 @@ impl Strike {
             Means::Stale(stale) => stale.has_struck(),
             Means::Kill(trap) => trap.was_reached(),
             Means::KillCall(gate) => gate.was_reached(),
-            Means::Once(order)
-            | Means::Lasting { first: order, .. }
-            | Means::LastingCalls(order) => order.hits() > 0,
+            Means::Once(injection)
+            | Means::Lasting {
+                first: injection, ..
+            }
+            | Means::LastingCalls(injection) => injection.hits() > 0,
         }
     }
 
@@ -170,9 +172,9 @@ impl Strike {
         match &self.means {
             Means::Lasting { first, others } => {
                 let others = others.lock().unwrap_or_else(PoisonError::into_inner);
-                first.hits() + others.as_ref().map_or(0, Order::hits)
+                first.hits() + others.as_ref().map_or(0, Injection::hits)
             }
-            Means::LastingCalls(order) => order.hits(),
+            Means::LastingCalls(injection) => injection.hits(),
             _ => 0,
         }
     }
@@ -194,14 +196,14 @@ fn note_write(number: u64, counted: fn(&ApiRequest) -> bool, proxy: &Proxy) -> R
     })
 }
 
-pub async fn hit(order: &Order) {
+pub async fn hit(injection: &Injection) {
     // A request that never comes ends the wait with the case.
-    while order.wait_for_hits(1, SOON).await.is_err() {}
+    while injection.wait_for_hits(1, SOON).await.is_err() {}
 }
 
-fn cancel(order: &Mutex<Option<Order>>) {
-    if let Some(order) = &*order.lock().unwrap_or_else(PoisonError::into_inner) {
-        order.cancel();
+fn cancel(injection: &Mutex<Option<Injection>>) {
+    if let Some(injection) = &*injection.lock().unwrap_or_else(PoisonError::into_inner) {
+        injection.cancel();
     }
 }
 
@@ -214,13 +216,13 @@ fn of_write(fault: Fault, number: u64, counted: fn(&ApiRequest) -> bool, proxy: 
     match fault {
         Fault::Once(answer) => Means::Once(proxy.inject(writes(), nth, answer.of_apiserver())),
         Fault::Lasting(answer) => {
-            let others = Arc::<Mutex<Option<Order>>>::default();
+            let others = Arc::<Mutex<Option<Injection>>>::default();
             let hook = {
                 let (proxy, others) = (proxy.clone(), Arc::clone(&others));
                 proxy::Fault::hook(Point::Before, move |request| {
-                    let order =
+                    let injection =
                         proxy.inject(repetitions(request), Times::Always, answer.of_apiserver());
-                    *others.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+                    *others.lock().unwrap_or_else(PoisonError::into_inner) = Some(injection);
                     async { Then::GoOn }
                 })
             };

@@ -1,4 +1,4 @@
-//! Orders to intervene in requests: which requests, how often, and how often so far.
+//! Fault injections: which requests they hit, how many of them, and how many so far.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::journal::lock;
 
-/// Selection of matching requests, counted from the moment of the order.
+/// Selection of matching requests, counted from the moment of the injection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Times {
     /// All requests.
@@ -32,14 +32,14 @@ impl Times {
     }
 }
 
-/// An order that stays in force until [`Self::cancel`]; dropping the handle does nothing.
+/// A fault injection that stays active until [`Self::cancel`]; dropping the handle does nothing.
 #[derive(Clone)]
-pub struct Order {
+pub struct Injection {
     hits: watch::Sender<u64>,
     cancel: Arc<dyn Fn() + Send + Sync>,
 }
 
-impl Order {
+impl Injection {
     pub(crate) fn new(hits: watch::Sender<u64>, cancel: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             hits,
@@ -47,12 +47,12 @@ impl Order {
         }
     }
 
-    /// Returns how often the order applied.
+    /// Returns how often the injection applied.
     pub fn hits(&self) -> u64 {
         *self.hits.borrow()
     }
 
-    /// Waits until the order applied this often; fails after `deadline`.
+    /// Waits until the injection applied this often; fails after `deadline`.
     pub async fn wait_for_hits(&self, hits: u64, deadline: Duration) -> anyhow::Result<()> {
         let mut seen = self.hits.subscribe();
         tokio::time::timeout(deadline, seen.wait_for(|seen| *seen >= hits))
@@ -61,18 +61,18 @@ impl Order {
         Ok(())
     }
 
-    /// Cancels the order. Events that a frozen watch held arrive immediately.
+    /// Cancels the injection. Events that a frozen watch held arrive immediately.
     pub fn cancel(&self) {
         (self.cancel)();
     }
 }
 
-/// All orders: matchers and actions.
-pub(crate) struct Orders<M, A>(Mutex<OrderList<M, A>>);
+/// All injections: matchers and actions.
+pub(crate) struct Injections<M, A>(Mutex<InjectionList<M, A>>);
 
-struct OrderList<M, A> {
+struct InjectionList<M, A> {
     last_id: u64,
-    orders: Vec<Entry<M, A>>,
+    injections: Vec<Entry<M, A>>,
 }
 
 struct Entry<M, A> {
@@ -84,22 +84,22 @@ struct Entry<M, A> {
     hits: watch::Sender<u64>,
 }
 
-impl<M, A> Default for Orders<M, A> {
+impl<M, A> Default for Injections<M, A> {
     fn default() -> Self {
-        Self(Mutex::new(OrderList {
+        Self(Mutex::new(InjectionList {
             last_id: 0,
-            orders: Vec::new(),
+            injections: Vec::new(),
         }))
     }
 }
 
-impl<M: Send + 'static, A: Clone + Send + 'static> Orders<M, A> {
-    pub(crate) fn order(self: &Arc<Self>, matching: M, times: Times, action: A) -> Order {
+impl<M: Send + 'static, A: Clone + Send + 'static> Injections<M, A> {
+    pub(crate) fn inject(self: &Arc<Self>, matching: M, times: Times, action: A) -> Injection {
         let hits = watch::Sender::new(0);
         let mut list = lock(&self.0);
         list.last_id += 1;
         let id = list.last_id;
-        list.orders.push(Entry {
+        list.injections.push(Entry {
             id,
             matching,
             times,
@@ -108,29 +108,34 @@ impl<M: Send + 'static, A: Clone + Send + 'static> Orders<M, A> {
             hits: hits.clone(),
         });
         let all = self.clone();
-        Order::new(hits, move || {
-            lock(&all.0).orders.retain(|order| order.id != id);
+        Injection::new(hits, move || {
+            lock(&all.0)
+                .injections
+                .retain(|injection| injection.id != id);
         })
     }
 
-    /// Removes all orders and returns their actions.
+    /// Removes all injections and returns their actions.
     pub(crate) fn clear(&self) -> Vec<A> {
-        let orders = std::mem::take(&mut lock(&self.0).orders);
-        orders.into_iter().map(|order| order.action).collect()
+        let injections = std::mem::take(&mut lock(&self.0).injections);
+        injections
+            .into_iter()
+            .map(|injection| injection.action)
+            .collect()
     }
 
     /// Returns the actions for a request that `matches`, in the order in which they were added.
     pub(crate) fn decide(&self, matches: impl Fn(&M) -> bool) -> Vec<A> {
         let mut actions = Vec::new();
-        for order in lock(&self.0)
-            .orders
+        for injection in lock(&self.0)
+            .injections
             .iter_mut()
-            .filter(|order| matches(&order.matching))
+            .filter(|injection| matches(&injection.matching))
         {
-            order.seen += 1;
-            if order.times.includes(order.seen) {
-                order.hits.send_modify(|hits| *hits += 1);
-                actions.push(order.action.clone());
+            injection.seen += 1;
+            if injection.times.includes(injection.seen) {
+                injection.hits.send_modify(|hits| *hits += 1);
+                actions.push(injection.action.clone());
             }
         }
         actions
