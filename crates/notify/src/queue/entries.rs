@@ -1,6 +1,6 @@
 //! Pending entries, and the requests that send them.
 
-use std::collections::{HashMap, hash_map};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -90,26 +90,33 @@ impl DeliveryRequest {
     /// # Errors
     /// Errors of [`TrackedField::history`].
     pub(crate) fn outgoing_entries(&self) -> serde_json::Result<Vec<OutgoingEntry>> {
-        let (mut outgoing, mut opened) = (Vec::with_capacity(self.entries.len()), HashMap::new());
-        for BatchEntry { key, object, .. } in &self.entries {
-            let EntryKey { field, id } = key;
-            let (template, history) = match opened.entry(field) {
-                hash_map::Entry::Occupied(known) => known.into_mut(),
-                hash_map::Entry::Vacant(new) => new.insert((
-                    object
-                        .spec
-                        .notification
-                        .template
-                        .as_deref()
-                        .map(Arc::<str>::from),
-                    object.history()?,
-                )),
-            };
-            let (entry, previous) = history::pending(history)
-                .find(|(entry, _)| entry.id.as_deref() == Some(&**id))
-                .ok_or_else(|| serde_json::Error::custom(format!("entry {id} is not pending")))?;
-            outgoing.push(OutgoingEntry::of(object, template.clone(), entry, previous));
+        let mut by_field = BTreeMap::<_, Vec<_>>::new();
+        for (place, entry) in self.entries.iter().enumerate() {
+            let of_field = by_field.entry(&entry.key.field).or_default();
+            of_field.push((place, entry));
         }
+        let mut outgoing = Vec::with_capacity(self.entries.len());
+        // One history is in memory at a time: that of a full outbox takes hundreds of KiB.
+        for entries in by_field.into_values() {
+            let Some((_, BatchEntry { object, .. })) = entries.first() else {
+                continue;
+            };
+            let template = object.spec.notification.template.as_deref();
+            let template = template.map(Arc::<str>::from);
+            let history = object.history()?;
+            for (place, BatchEntry { key, object, .. }) in entries {
+                let id = &key.id;
+                let (entry, previous) = history::pending(&history)
+                    .find(|(entry, _)| entry.id.as_deref() == Some(&**id))
+                    .ok_or_else(|| {
+                        serde_json::Error::custom(format!("entry {id} is not pending"))
+                    })?;
+                let entry = OutgoingEntry::of(object, template.clone(), entry, previous);
+                outgoing.push((place, entry));
+            }
+        }
+        outgoing.sort_unstable_by_key(|(place, _)| *place);
+        let outgoing = outgoing.into_iter().map(|(_, entry)| entry).collect();
         Ok(outgoing)
     }
 }
