@@ -22,11 +22,11 @@ pub const OWNER_UID: &str = NAMES.owner_uid;
 pub const OWNER: &str = NAMES.owner;
 /// Annotation: owner, as `NAMESPACE/NAME`, that may adopt the object.
 pub const ADOPT_BY: &str = NAMES.adopt_by;
-/// Annotation of a `ContactPoint`: each new value requests one test message.
+/// Annotation of a ContactPoint: each new value requests one test message.
 pub const TEST_AT: &str = "quartermaster.dev/test-at";
-/// Annotation of a waiting `TrackedField`: reason and message. The status is a list and has no room for conditions.
+/// Annotation of a waiting TrackedField: reason and message. The status is a list and has no room for conditions.
 pub const WAITING: &str = "quartermaster.dev/waiting";
-/// Annotation of a waiting `TrackedField`: the reason, for the column WAITING.
+/// Annotation of a waiting TrackedField: the reason, for the column WAITING.
 pub const WAITING_REASON: &str = "quartermaster.dev/waiting-reason";
 /// Label: "true" on a Secret in the operator's namespace that Webhook contact points of other namespaces may use.
 pub const SHARED: &str = "quartermaster.dev/shared";

@@ -1,4 +1,4 @@
-//! `ConfigMapSync`: copies of a `ConfigMap` in other namespaces.
+//! ConfigMapSync: copies of a ConfigMap in other namespaces.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::core::Rule;
@@ -21,7 +21,7 @@ const NAMESPACE: &str =
 const NAME_RULE: &str =
     "write the name of a ConfigMap: lower-case letters, digits, '-' and '.', at most 253";
 
-/// Copies of a `ConfigMap` in other namespaces.
+/// Copies of a ConfigMap in other namespaces.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "apps.bixbite.io",
@@ -55,7 +55,7 @@ const NAME_RULE: &str =
 #[schemars(extend("required" = ["configMapName", "sourceNamespace"]))]
 #[x_kube(validation = one_destination(), validation = not_itself())]
 pub struct ConfigMapSyncSpec {
-    /// Namespace of the source `ConfigMap`.
+    /// Namespace of the source ConfigMap.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(validation = (IS_SOURCE, NAMESPACE))]
@@ -76,7 +76,7 @@ pub struct ConfigMapSyncSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "selector_schema")]
     pub destination_namespace_selector: Option<LabelSelector>,
-    /// Name of the source `ConfigMap`.
+    /// Name of the source ConfigMap.
     #[serde(default)]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (IS_NAME, NAME_RULE))]

@@ -1,4 +1,4 @@
-//! `ContactPoint`: a receiver of messages.
+//! ContactPoint: a receiver of messages.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
 use super::common::{
-    Conditions, NAMES, SECRET_NAME, SecretKeySelector, conditions_schema, rule_over,
+    Conditions, NAMES, SECRET_NAME, SecretKeySelector, TEST_AT, conditions_schema, rule_over,
 };
 
 /// Value of `type` for a Telegram chat.
@@ -199,8 +199,8 @@ pub struct WebhookSpec {
         ),
     )]
     pub headers: BTreeMap<String, String>,
-    /// Jinja template of the body, with the variables of a `TrackedField`'s template and `text`, `entries` and `token`. Defaults to
-    /// the JSON data of the `CloudEvent`.
+    /// Jinja template of the body, with the variables of a TrackedField's template and `text`, `entries` and `token`. Defaults to
+    /// the JSON data of the CloudEvent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
     pub body: Option<String>,
@@ -261,7 +261,7 @@ impl JsonSchema for ChatId {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContactPointStatus {
-    /// True after the first attempt to send, successful or not. A missing Secret is no attempt.
+    /// True after the first attempt to send, successful or not. A missing Secret does not count as an attempt.
     #[serde(default)]
     pub initialized: bool,
     /// Readiness: true if messages can be sent.
@@ -470,6 +470,7 @@ super::kind::has_conditions!(ContactPointStatus { ready });
 
 impl Kind for ContactPoint {
     const NAMES: &'static MetadataNames = &NAMES;
+    const ANNOTATIONS: &'static [&'static str] = &[TEST_AT];
 
     fn readiness(&self) -> ReadinessSummary<'_> {
         match &self.status {

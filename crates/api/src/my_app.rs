@@ -1,4 +1,4 @@
-//! `MyApp`: a Pod that prints a banner.
+//! MyApp: a Pod that prints a banner.
 
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};

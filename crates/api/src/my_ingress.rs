@@ -1,4 +1,4 @@
-//! `MyIngress`: an AWS Application Load Balancer.
+//! MyIngress: an AWS Application Load Balancer.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! `TrackedField`: a field of a resource whose changes go to a contact point, and its history.
+//! TrackedField: a field of a resource whose changes go to a contact point, and its history.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
-use qm_core::conditions::{Activity, READY, ReadyCondition};
+use qm_core::conditions::{Activity, MAX_MESSAGE, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
 use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary};
@@ -70,7 +70,7 @@ pub struct TrackedFieldSpec {
     /// Resource with the tracked field. A change of `target` or `field` starts a new series: the next entry is `Created`.
     #[serde(default)]
     pub target: TargetReference,
-    /// Tracked field: `replicas` (Deployment, `StatefulSet`), `image`, `image:CONTAINER` or `images` (kinds with containers),
+    /// Tracked field: `replicas` (Deployment, StatefulSet), `image`, `image:CONTAINER` or `images` (kinds with containers),
     /// `targetPort` or `targetPort:PORT` (Service), or a `JSONPath` in braces (any kind).
     #[serde(default)]
     #[schemars(length(max = 1024))]
@@ -95,7 +95,7 @@ pub struct TrackedFieldSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["contactPoint"]))]
 pub struct NotificationSpec {
-    /// Name of the `ContactPoint`, in the same namespace. If this name changes, waiting entries go to the new one.
+    /// Name of the ContactPoint, in the same namespace. If this name changes, waiting entries go to the new one.
     #[serde(default)]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -134,7 +134,7 @@ pub struct NotificationSpec {
     #[schemars(length(min = 1, max = 512))]
     pub when: Option<String>,
     /// Number of finished entries (delivered, failed or skipped) that the history keeps, 1 to 200. Defaults to 50; to
-    /// 10 in a `TrackedFieldSet`.
+    /// 10 in a TrackedFieldSet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 200))]
     pub history_limit: Option<i64>,
@@ -312,7 +312,7 @@ pub const A_PATH: &str = "a JSONPath in braces, such as {.metadata.generation}";
 /// API group of the kinds for notifications.
 pub const GROUP: &str = "tg.azamaton.ru";
 
-/// The notification specs in use: all `TrackedField`s of a set have the same one.
+/// The notification specs in use: all TrackedFields of a set have the same one.
 static NOTIFICATIONS: LazyLock<Shared<NotificationSpec>> = LazyLock::new(Shared::default);
 
 /// Message for a target of [`GROUP`].
@@ -498,7 +498,7 @@ fn text_of_any_type<'de, D: Deserializer<'de>>(
     })
 }
 
-/// Returns the readiness of a `TrackedField` from the reason for which it waits and from whether an entry is recorded.
+/// Returns the readiness of a TrackedField from the reason for which it waits and from whether an entry is recorded.
 pub fn from_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> ReadinessSummary<'a> {
     match waiting {
         Some((reason, _)) => (Readiness::False, reason),
@@ -507,7 +507,7 @@ pub fn from_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> Rea
     }
 }
 
-/// Returns reason and message of a waiting `TrackedField`, from its annotation: the status is a list without room for
+/// Returns reason and message of a waiting TrackedField, from its annotation: the status is a list without room for
 /// conditions.
 pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
     object
@@ -518,6 +518,7 @@ pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
 
 impl Kind for TrackedField {
     const NAMES: &'static MetadataNames = &NAMES;
+    const ANNOTATIONS: &'static [&'static str] = &[WAITING, WAITING_REASON];
 
     fn readiness(&self) -> ReadinessSummary<'_> {
         let recorded = self
@@ -561,9 +562,32 @@ impl HasReadyCondition for TrackedField {
             reason, message, ..
         } = *condition;
         let is_true = condition.is_true();
+        let message = &message[..message.floor_char_boundary(MAX_MESSAGE)];
         vec![
             (WAITING, (!is_true).then(|| format!("{reason}: {message}"))),
             (WAITING_REASON, (!is_true).then(|| reason.to_owned())),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn annotation_of_a_long_message_is_bounded() {
+        let message = "ä".repeat(MAX_MESSAGE);
+        let condition = ReadyCondition {
+            status: Readiness::False,
+            reason: "WhenInvalid",
+            message: &message,
+            activity: Activity::default(),
+        };
+        let annotations = TrackedField::ready_annotations(&condition);
+        let longest = annotations.into_iter().filter_map(|(_, value)| value);
+        let longest = longest.map(|value| value.len()).max().unwrap();
+        assert_eq!(longest, "WhenInvalid: ".len() + MAX_MESSAGE);
     }
 }

@@ -1,4 +1,4 @@
-//! `TrackedFieldSet`: one `TrackedField` for each field of each selected resource.
+//! TrackedFieldSet: one TrackedField for each field of each selected resource.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::core::Rule;
@@ -13,7 +13,7 @@ use super::tracked_field::{
     resource_needs_a_version,
 };
 
-/// Label of a `TrackedField`: name of the set that owns it.
+/// Label of a TrackedField: name of the set that owns it.
 pub const SET: &str = "quartermaster.dev/set";
 
 /// Number of entries that the history of a child keeps by default.
@@ -25,7 +25,7 @@ const MAX_TARGETS: usize = 500;
 /// Time in seconds for which the child of a deleted target stays by default.
 pub const KEEP_SECONDS: i64 = 3600;
 
-/// One `TrackedField` for each field of each selected resource.
+/// One TrackedField for each field of each selected resource.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "tg.azamaton.ru",
@@ -66,7 +66,7 @@ pub struct TrackedFieldSetSpec {
     /// Resources with the tracked fields.
     #[serde(default)]
     pub target: TargetSelector,
-    /// Tracked fields of each resource, as in `spec.field` of a `TrackedField`.
+    /// Tracked fields of each resource, as in `spec.field` of a TrackedField.
     #[serde(default)]
     #[schemars(extend(
         "minItems" = 1,
@@ -76,8 +76,8 @@ pub struct TrackedFieldSetSpec {
     ))]
     #[x_kube(validation = is_field("field", each_field), validation = has_no_range("field", each_field))]
     pub fields: Vec<String>,
-    /// Notification of each field, as in a `TrackedField`. A field that is absent here belongs to whoever
-    /// sets it in a `TrackedField` of the set.
+    /// Notification of each field, as in a TrackedField. A field that is absent here belongs to whoever
+    /// sets it in a TrackedField of the set.
     #[serde(default)]
     pub template: NotificationSpec,
     /// Treatment of the first value of a resource that existed before the set selected it: `Quiet` only records it, `Notify`
@@ -90,11 +90,11 @@ pub struct TrackedFieldSetSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub max_targets: Option<i64>,
-    /// Time in seconds for which the `TrackedField` of a deleted resource stays, 0 to 604800. Defaults to 3600.
+    /// Time in seconds for which the TrackedField of a deleted resource stays, 0 to 604800. Defaults to 3600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 604_800))]
     pub keep_seconds: Option<i64>,
-    /// Suspension of reconciliation. While true, the operator creates, changes and deletes no `TrackedField`; the
+    /// Suspension of reconciliation. While true, the operator creates, changes and deletes no TrackedField; the
     /// existing ones stay active. `template.suspend` pauses delivery. Defaults to false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
@@ -235,19 +235,19 @@ pub struct TrackedFieldSetStatus {
     /// Number of selected resources.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<i64>,
-    /// Number of `TrackedField`s that the set owns.
+    /// Number of TrackedFields that the set owns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub children: Option<i64>,
-    /// Number of fields that another `TrackedField` with the same contact point tracks; the set does not track them again.
+    /// Number of fields that another TrackedField with the same contact point tracks; the set does not track them again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub covered: Option<i64>,
-    /// Number of `TrackedField`s that are deleted once their entries are sent and `keepSeconds` are over.
+    /// Number of TrackedFields that are deleted once their entries are sent and `keepSeconds` are over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leaving: Option<i64>,
     /// Number of selected resources beyond `maxTargets`, which are not tracked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<i64>,
-    /// `Ready`, and while `Ready` is False also `Reconciling` or `Stalled` with the same reason.
+    /// `Ready`, and while `Ready` is not True also `Reconciling` or `Stalled` with the same reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions_schema")]
     pub conditions: Conditions,

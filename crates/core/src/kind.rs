@@ -16,6 +16,9 @@ pub trait Kind: Resource<DynamicType = ()> {
     const NAMES: &'static MetadataNames;
     /// Finalizer of objects that own something outside of their namespace.
     const FINALIZER: Option<&'static str> = None;
+    /// Annotations of the operator that the controller reads, besides `requested-at`. Caches drop the operator's other
+    /// annotations.
+    const ANNOTATIONS: &'static [&'static str] = &[];
     /// Annotations of other programs whose presence the controller reads. Caches drop their values.
     const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[];
 

@@ -3,18 +3,23 @@
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use qm_core::conditions::MAX_MESSAGE;
 use qm_core::kind::Kind;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::ObjectKey;
 use super::health::{KindReadiness, Probes};
 use super::objects::Objects;
 use super::watch::{Index, SyncState, WatchPhase};
+use super::{ObjectKey, short_digest};
 
 /// Maximum memory for an object's finalizers, in bytes. The apiserver limits the length of each, but not their number;
 /// more than a few are a mistake or an attack.
 const MAX_FINALIZERS: usize = 16 * 1024;
+
+/// Maximum length of a cached annotation, in bytes. The longest value that the operator writes is the reason and the
+/// message of a condition.
+const MAX_ANNOTATION: usize = 2 * MAX_MESSAGE;
 
 /// Placeholder for finalizers that [`strip`] removed. The apiserver rejects an empty name, and therefore any write of a
 /// shortened list.
@@ -223,10 +228,11 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
     }
 }
 
-/// Removes metadata that no controller reads from a cache: `managedFields`, labels, owner references, the annotations
-/// of a child, and other programs' annotations, which may be as large as the object. [`Kind::FOREIGN_ANNOTATIONS`] keep
-/// their names only. If the finalizers are larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] returns false for the
-/// result. Equal values of several objects become shared copies.
+/// Removes metadata that no controller reads from a cache: `managedFields`, labels, owner references, and most
+/// annotations, which may be as large as the object. [`Kind::ANNOTATIONS`] and `requested-at` keep their values, or, if
+/// longer than [`MAX_ANNOTATION`], digests of them. [`Kind::FOREIGN_ANNOTATIONS`] keep their names only. If the
+/// finalizers are larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] returns false for the result. Equal values of
+/// several objects become shared copies.
 pub fn strip<K: Kind>(object: &mut K) {
     object.share();
     let metadata = object.meta_mut();
@@ -234,16 +240,18 @@ pub fn strip<K: Kind>(object: &mut K) {
     metadata.labels = None;
     metadata.owner_references = None;
     if let Some(annotations) = &mut metadata.annotations {
-        let of_child = [K::NAMES.owner, K::NAMES.applied_digest];
-        annotations.retain(|name, _| {
-            (name.starts_with(K::NAMES.prefix) && !of_child.contains(&&**name))
-                || K::FOREIGN_ANNOTATIONS.contains(&&**name)
-        });
-        for name in K::FOREIGN_ANNOTATIONS {
-            if let Some(value) = annotations.get_mut(*name) {
+        annotations.retain(|name, value| {
+            let name = name.as_str();
+            let is_own = name == K::NAMES.requested_at || K::ANNOTATIONS.contains(&name);
+            let is_foreign = K::FOREIGN_ANNOTATIONS.contains(&name);
+            if is_foreign {
                 *value = String::new();
+            } else if is_own && value.len() > MAX_ANNOTATION {
+                // Another value of that length is still a change.
+                *value = short_digest(&*value);
             }
-        }
+            is_own || is_foreign
+        });
     }
     metadata
         .annotations
@@ -287,7 +295,7 @@ mod tests {
     use super::*;
     use crate::availability::Availability;
     use crate::metrics::{Metrics, Purpose};
-    use crate::testing::{FINALIZER, FOREIGN_ANNOTATION, PROGRAM, Widget};
+    use crate::testing::{ANNOTATION, FINALIZER, FOREIGN_ANNOTATION, NAMES, PROGRAM, Widget};
     use crate::watch::tests::{WatchRequest, api, object as json_object};
     use crate::watch::{ResourceName, ResourceWatch, WatchCommand};
 
@@ -465,7 +473,9 @@ mod tests {
         let annotations = [
             ("kubectl.kubernetes.io/last-applied-configuration", large()),
             ("example.org/notes", large()),
-            ("example.com/requested-at", "now".into()),
+            ("example.com/notes", large()),
+            (NAMES.requested_at, "now".into()),
+            (ANNOTATION, "green".into()),
             (FOREIGN_ANNOTATION, large()),
         ];
         let mut object = object("a", "x");
@@ -493,7 +503,8 @@ mod tests {
         assert_eq!(
             kept,
             [
-                ("example.com/requested-at", "now"),
+                (ANNOTATION, "green"),
+                (NAMES.requested_at, "now"),
                 (FOREIGN_ANNOTATION, "")
             ]
         );
@@ -507,6 +518,20 @@ mod tests {
             (managed_fields, labels, owner_references),
             (None, None, None)
         );
+    }
+
+    #[test]
+    fn long_annotations_are_digests() {
+        let cached = |value: String| {
+            let mut object = object("a", "x");
+            object.annotations_mut().insert(ANNOTATION.into(), value);
+            strip(&mut object);
+            object.annotations()[ANNOTATION].clone()
+        };
+        let longest = "x".repeat(MAX_ANNOTATION);
+        assert_eq!(cached(longest.clone()), longest);
+        let [one, other] = ["y", "z"].map(|end| cached(longest.clone() + end));
+        assert!(one.len() < 100 && one != other, "{one} {other}");
     }
 
     fn with_finalizers(names: impl IntoIterator<Item = String>) -> Widget {

@@ -30,7 +30,7 @@ use super::error::{Error, QUOTA_EXCEEDED, Result, rejection_reason};
 use super::fields::{Projection, content};
 use super::managed_fields::{self, TakenFields};
 use super::ownership::{Owner, Ownership, proves_owner};
-use super::raw_object::{BoundedObject, RawObject};
+use super::raw_object::{BoundedObject, LARGE, RawObject};
 use super::reconciled_kind::ReconciledKind;
 use super::watch::{Index, Observer, SyncState};
 use super::{ObjectKey, finalizer, version, write};
@@ -40,6 +40,10 @@ mod rate_limit;
 
 /// Maximum number of attempts in one reconcile: another client may create, change or delete the child in between.
 const MAX_ATTEMPTS: usize = 3;
+
+/// Memory of a decoded child from which one of all typed watches is in memory at a time, in bytes: more than that of the
+/// largest child that the operator writes.
+const LARGE_TYPED: usize = 4 * LARGE;
 
 /// Children of one kind and controller. `S` is the summary of each for its owner's status.
 pub struct Children<K, S> {
@@ -52,8 +56,9 @@ pub struct Children<K, S> {
     /// True if the watch shows metadata alone, because the objects may be large. Any new version may then be a change,
     /// and the caller limits the number of objects that are read at once.
     pub(super) watches_metadata: bool,
-    /// Permit for the one large child that may be in memory.
-    pub(super) large: Semaphore,
+    /// Permit for the one large child that may be in memory. Children that are watched by their metadata have a permit
+    /// of their own; all others share one.
+    pub(super) large: Arc<Semaphore>,
     pub(super) wake: Arc<dyn Fn(&ObjectKey) + Send + Sync>,
     pub(super) watch_needed: Arc<SetOnce<()>>,
     pub(super) sync: SyncState,
@@ -324,7 +329,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                     if (has_drifted && self.drift.is_backing_off(owner, key, digest))
                         || (ownership == Ownership::Owned
                             && matched.is_none()
-                            && owner.is_observed()
+                            // The owner's status must not report children that wait as applied.
+                            && owner.is_ready()
                             && self.must_wait(owner, key, child.fingerprint))
                     {
                         return Ok(Ensured::Waits(child));
@@ -355,11 +361,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 Ok(Some(written)) => {
                     self.record_match(key, &written, desired);
                     self.record_correction(owner, key, desired, before.as_ref(), &written);
-                    let child = self.known(&written);
-                    return Ok(match ownership {
-                        Ownership::Owned => Ensured::Updated(child),
-                        _ => Ensured::Adopted(child),
-                    });
+                    return Ok(self.ensured(&ownership, child.version, &written));
                 }
                 Ok(None) => {}
                 // Another client has changed or deleted the child. A conflict of an apply ends the reconcile: its last
@@ -370,6 +372,17 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             }
         }
         Err(Error::Terminating(title::<K>(key)))
+    }
+
+    /// Returns the result of the write of a child that had this version before.
+    fn ensured(&self, ownership: &Ownership, before: u64, written: &K) -> Ensured<S> {
+        let child = self.known(written);
+        match ownership {
+            // An admission webhook has undone the change, so the apiserver stored nothing.
+            Ownership::Owned if child.version == before => Ensured::Kept(child),
+            Ownership::Owned => Ensured::Updated(child),
+            _ => Ensured::Adopted(child),
+        }
     }
 
     /// Fails if the apiserver would reject the replacement of a child, so that the child stays. Ignores a quota,
@@ -391,21 +404,42 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
 
     /// Reads the child. A large one comes with the permit for it, once no other is in memory.
     async fn read(&self, key: &ObjectKey) -> Result<Option<(K, Option<SemaphorePermit<'_>>)>> {
-        if !self.watches_metadata {
-            let live = classified::<K, _>(key, self.api(key).get_opt(&key.name).await)?;
-            return Ok(live.map(|BoundedObject(live)| (live, None)));
-        }
         let api = RawObject::api::<K>(self.client.clone(), &key.namespace);
-        let Some(live) = classified::<K, _>(key, api.get_opt(&key.name).await)? else {
+        let get = async || classified::<K, _>(key, api.get_opt(&key.name).await);
+        let Some(mut live) = get().await? else {
             return Ok(None);
         };
-        let permit = if live.is_large() {
-            self.large.acquire().await.ok()
+        let mut permit = None;
+        let large = if self.watches_metadata {
+            LARGE
         } else {
-            None
+            LARGE_TYPED
         };
-        let decoded = live.decode_as().map_err(kube::Error::SerdeError);
+        if live.decoded_size() > large {
+            // Many waiting texts would take as much memory as a decoded child.
+            drop(live);
+            permit = self.large.acquire().await.ok();
+            live = match get().await? {
+                Some(live) => live,
+                None => return Ok(None),
+            };
+        }
+        let decoded = if self.watches_metadata {
+            live.decode_as()
+        } else {
+            live.decode_as().map(|BoundedObject(live)| live)
+        };
+        let decoded = decoded.map_err(kube::Error::SerdeError);
         Ok(Some((classified::<K, _>(key, decoded)?, permit)))
+    }
+
+    /// Returns the child of this name as the apiserver has it, whoever owns it.
+    ///
+    /// # Errors
+    /// [`Error::Rejected`] if the apiserver denies the read, [`Error::Api`] otherwise.
+    pub async fn live(&self, key: &ObjectKey) -> Result<Option<KnownChild<S>>> {
+        let read = self.read(key).await?;
+        Ok(read.map(|(live, _permit)| self.known(&live)))
     }
 
     /// Returns whether the write of a child without a confirmed state must wait for the rate limit.

@@ -420,14 +420,27 @@ impl<C: Controller> Reconciler<C> {
         Ok(left)
     }
 
-    /// Completes the draft of the status. Returns `None` if there is nothing to write or to publish.
+    /// Completes the draft of the status. `last` is the update that is not written yet. Returns `None` if there is
+    /// nothing to write or to publish.
     fn draft(
         &self,
         mut cx: Context<C::Kind>,
-        outcome: Outcome,
-        is_logged: bool,
+        last: Option<Box<StatusUpdate<C::Kind>>>,
+        mut outcome: Outcome,
+        mut is_logged: bool,
         is_retried: bool,
     ) -> Option<Box<StatusUpdate<C::Kind>>> {
+        if outcome.progress == Progress::Unchanged
+            && cx.owner.is_observed()
+            && let Some(last) = last
+        {
+            // The Event of the last outcome is not published yet.
+            outcome = Outcome {
+                requeue: outcome.requeue,
+                ..last.outcome
+            };
+            is_logged |= last.is_logged;
+        }
         self.controller.fill_status(&mut cx);
         let mut is_silent = !matches!(outcome.event, EventPolicy::Renew(_));
         if outcome.progress != Progress::Unchanged {
@@ -551,6 +564,7 @@ fn owner_with_history<K: ReconciledKind>(owner: Owner, object: &K) -> Owner {
     owner
         .fresh(is_unobserved(object) && !has_foreign)
         .observed_generation(object.observed_generation())
+        .ready(ready.is_some_and(|ready| ready.is_true()))
         .contested(contested.map(|ready| ready.message.to_owned()))
 }
 
@@ -600,11 +614,12 @@ impl<C: Controller> Reconcile for Reconciler<C> {
             Ok(outcome) => {
                 self.failing().remove(&cx.key);
                 let requeue = outcome.as_ref().map(|it| it.requeue).unwrap_or_default();
-                *update = outcome.and_then(|outcome| self.draft(cx, outcome, false, false));
+                let last = update.take();
+                *update = outcome.and_then(|outcome| self.draft(cx, last, outcome, false, false));
                 Ok(requeue)
             }
             Err(Error::WithOutcome { outcome, error }) => {
-                *update = self.draft(cx, *outcome, true, false);
+                *update = self.draft(cx, update.take(), *outcome, true, false);
                 Err(self.failure(*error))
             }
             Err(error) => {
@@ -613,7 +628,7 @@ impl<C: Controller> Reconcile for Reconciler<C> {
                     let is_logged = class != Class::Waiting;
                     // Other failures are retried much later.
                     let is_retried = matches!(class, Class::Transient | Class::Waiting);
-                    *update = self.draft(cx, outcome, is_logged, is_retried);
+                    *update = self.draft(cx, update.take(), outcome, is_logged, is_retried);
                 }
                 Err(Failure { class, error })
             }
@@ -829,6 +844,22 @@ mod tests {
         fixture.write_status().await.unwrap();
         let (_, body) = fixture.writes.recv().await.unwrap();
         assert_eq!(body["status"], json!({ "ready": "A" }));
+    }
+
+    #[tokio::test]
+    async fn waiting_event_outlasts_an_outcome_without_news() {
+        let mut fixture = Fixture::start(200, vec![Ok(outcome("A")), Ok(Outcome::unchanged())]);
+        for _ in 0..2 {
+            let mut widget = widget("1", "7", None);
+            widget.metadata.generation = Some(1);
+            fixture.reconcile(widget).await.unwrap();
+        }
+        fixture.write_status().await.unwrap();
+        let (_, body) = fixture.writes.recv().await.unwrap();
+        assert_eq!(body["status"], json!({ "ready": "A" }));
+        let (path, body) = fixture.writes.recv().await.unwrap();
+        assert!(path.ends_with("/events"), "{path}");
+        assert_eq!(body["reason"], "A");
     }
 
     #[tokio::test]

@@ -103,10 +103,12 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
-/// Generation of an object's spec, and its last reconcile request. The runner resets the object's delays when either
-/// changes.
+/// UID of an object, generation of its spec, and its last reconcile request. The runner resets the object's delays when
+/// one of them changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecRevision {
+    /// UID of the object: another object may have its name and generation.
+    pub uid: Option<String>,
     /// Generation of the spec.
     pub generation: Option<i64>,
     /// Value of the `requested-at` annotation.
@@ -117,6 +119,7 @@ impl SpecRevision {
     /// Returns the revision of `object`.
     pub fn of<K: Kind>(object: &K) -> Self {
         Self {
+            uid: object.uid(),
             generation: object.meta().generation,
             requested_at: object.annotations().get(K::NAMES.requested_at).cloned(),
         }

@@ -86,6 +86,8 @@ pub struct Manager {
     authoritative: watch::Sender<WatchCommand>,
     /// States of the lists of these watches.
     authoritative_syncs: Vec<SyncState>,
+    /// Permit for the one large child of typed watches that may be in memory.
+    large_child: Arc<Semaphore>,
     probes: Probes,
     identity: String,
     running: JoinSet<()>,
@@ -186,6 +188,7 @@ pub async fn run(
         watch_config,
         streaming_watch_config,
         metrics,
+        large_child: Arc::new(Semaphore::new(1)),
         probes,
         settings,
     };
@@ -739,7 +742,11 @@ impl<K: ReconciledKind> Setup<'_, K> {
             cache,
             summary,
             watches_metadata,
-            large: Semaphore::new(1),
+            large: if watches_metadata {
+                Arc::new(Semaphore::new(1))
+            } else {
+                Arc::clone(&self.manager.large_child)
+            },
             wake: Arc::new(move |owner| trigger.wake(owner)),
             watch_needed: Arc::clone(&self.watch_needed),
             sync,

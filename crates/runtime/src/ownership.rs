@@ -24,6 +24,7 @@ pub struct Owner {
     fresh: bool,
     revision: SpecRevision,
     observed_generation: Option<i64>,
+    is_ready: bool,
     contested: Option<String>,
 }
 
@@ -71,6 +72,7 @@ impl Owner {
             fresh: false,
             revision: SpecRevision::of(object),
             observed_generation: None,
+            is_ready: false,
             contested: None,
         })
     }
@@ -103,6 +105,17 @@ impl Owner {
     /// Returns whether the owner's status reports the current spec.
     pub fn is_observed(&self) -> bool {
         self.observed_generation.is_some() && self.observed_generation == self.revision.generation
+    }
+
+    /// Sets whether the owner's status reports that the owner is ready.
+    #[must_use]
+    pub fn ready(self, is_ready: bool) -> Self {
+        Self { is_ready, ..self }
+    }
+
+    /// Returns whether the owner's status reports that the current spec is applied.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.is_ready && self.is_observed()
     }
 
     /// Sets the message with which the owner's status reports that other managers keep changing a child.
@@ -195,12 +208,12 @@ impl Owner {
 
     /// Returns the merge patch for `metadata` that has the effect of [`Owner::set_ownership`].
     pub fn ownership_patch(&self, metadata: &ObjectMeta) -> Value {
-        let mut marked = metadata.clone();
-        self.set_ownership(&mut marked);
+        let mut owned = metadata.clone();
+        self.set_ownership(&mut owned);
         json!({
             "labels": { self.names.owner_uid: self.uid() },
-            "annotations": { self.names.owner: self.path(), self.names.adopt_by: marked.annotations.unwrap_or_default().get(self.names.adopt_by) },
-            "ownerReferences": marked.owner_references,
+            "annotations": { self.names.owner: self.path(), self.names.adopt_by: owned.annotations.unwrap_or_default().get(self.names.adopt_by) },
+            "ownerReferences": owned.owner_references,
         })
     }
 
@@ -220,16 +233,14 @@ impl Owner {
 
     /// Returns whether [`Owner::set_ownership`] would change nothing.
     pub fn has_ownership(&self, metadata: &ObjectMeta) -> bool {
-        let mut marked = metadata.clone();
-        self.set_ownership(&mut marked);
-        marked.labels == metadata.labels
-            && marked.annotations == metadata.annotations
-            && marked.owner_references.iter().flatten().all(|mark| {
-                metadata
-                    .owner_references
-                    .iter()
-                    .flatten()
-                    .any(|owner| owner.uid == mark.uid && owner.controller == mark.controller)
+        let mut owned = metadata.clone();
+        self.set_ownership(&mut owned);
+        owned.labels == metadata.labels
+            && owned.annotations == metadata.annotations
+            && owned.owner_references.iter().flatten().all(|reference| {
+                metadata.owner_references.iter().flatten().any(|owner| {
+                    owner.uid == reference.uid && owner.controller == reference.controller
+                })
             })
     }
 

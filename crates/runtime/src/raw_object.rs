@@ -21,8 +21,8 @@ pub const MAX_DECODED: usize = 24 * 1024 * 1024;
 /// half.
 const MAX_TYPED: usize = 8 * 1024 * 1024;
 
-/// Memory from which a decoded object is large, in bytes.
-const LARGE: usize = 1024 * 1024;
+/// Memory of a decoded object from which a controller has one of them in memory at a time, in bytes.
+pub const LARGE: usize = 1024 * 1024;
 
 /// Bytes of a value in a list.
 pub(crate) const VALUE_BYTES: usize = 32;
@@ -71,9 +71,9 @@ impl RawObject {
         serde_json::from_str(self.text.get())
     }
 
-    /// Returns whether the object takes so much memory once it is decoded that few of that size fit at once.
-    pub fn is_large(&self) -> bool {
-        decoded_size(self.text.get()) > LARGE
+    /// Returns the approximate memory that the object takes once it is decoded, in bytes.
+    pub fn decoded_size(&self) -> usize {
+        decoded_size(self.text.get())
     }
 
     /// Returns the object's labels.

@@ -26,6 +26,7 @@ pub(crate) const PROGRAM: Program = Program {
 pub(crate) const NAMES: MetadataNames = qm_core::metadata_names!("example.com");
 
 pub(crate) const FINALIZER: &str = "example.com/widget";
+pub(crate) const ANNOTATION: &str = "example.com/colour";
 pub(crate) const FOREIGN_ANNOTATION: &str = "old.example.com/spec";
 
 #[derive(CustomResource, Clone, Debug, Default, Serialize, Deserialize)]
@@ -49,6 +50,7 @@ pub(crate) struct WidgetStatus {
 impl Kind for Widget {
     const NAMES: &'static MetadataNames = &NAMES;
     const FINALIZER: Option<&'static str> = Some(FINALIZER);
+    const ANNOTATIONS: &'static [&'static str] = &[ANNOTATION];
     const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[FOREIGN_ANNOTATION];
 
     fn readiness(&self) -> ReadinessSummary<'_> {
@@ -62,7 +64,8 @@ impl HasReadyCondition for Widget {
     }
 
     fn observed_generation(&self) -> Option<i64> {
-        None
+        let status = self.status.as_ref()?;
+        status.fields.get("ready").and(self.metadata.generation)
     }
 
     fn set_ready_condition(

@@ -27,7 +27,6 @@ use qm_runtime::drift::{Advice, CONTESTED};
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
-use qm_runtime::raw_object::BoundedObject;
 use qm_runtime::{ObjectKey, short_digest};
 use tracing::warn;
 
@@ -222,10 +221,10 @@ impl AppServices {
     /// has released `replicas`, and deleted before the Deployment owns the field again, so neither overwrites the
     /// other.
     async fn ensure_workload(&self, cx: &Context<AppService>, app: &App<'_>) -> Result<()> {
-        let deployment = self.deployment_state(cx, app).await?;
         let Some(autoscaler) = build::autoscaler(app) else {
+            let deployment = self.deployments.summary(&cx.key, &cx.owner);
             if self.autoscalers.ensure_absent(cx, &cx.key).await? {
-                let replicas = deployment.as_ref().map_or(0, |it| it.rollout.desired);
+                let replicas = deployment.map_or(0, |it| it.rollout.desired);
                 let note = format!(
                     "deleted the autoscaler, which had set {replicas} Pods: spec.size, which is {}, applies",
                     app.size
@@ -233,60 +232,53 @@ impl AppServices {
                 cx.event("Scale", AUTOSCALING_DISABLED, note);
             }
             return self
-                .ensure_deployment(cx, app, deployment.as_ref(), Some(app.size))
+                .ensure_deployment(cx, app, Some(app.size), app.size)
                 .await;
         };
-        // A new Deployment starts with the size of the spec, within the autoscaler's bounds.
-        let replicas = deployment
-            .is_none()
-            .then(|| build::within_bounds(&autoscaler, app.size));
-        self.ensure_deployment(cx, app, deployment.as_ref(), replicas)
-            .await?;
+        let initial = build::within_bounds(&autoscaler, app.size);
+        self.ensure_deployment(cx, app, None, initial).await?;
         self.autoscalers
             .apply(cx, autoscaler, Quirks::default())
             .await
             .map(drop)
     }
 
-    /// Returns the state of the Deployment. The operator does not cache a Deployment that it does not own yet, and reads
-    /// it only if an autoscaler or a port that appears twice depends on its state.
-    async fn deployment_state(
+    /// Returns the digest of the image and the ports of the live Deployment, if it has a port twice. The operator does
+    /// not cache a Deployment that it does not own yet, and reads it only if `ports` has a port twice.
+    async fn duplicate_ports(
         &self,
         cx: &Context<AppService>,
-        app: &App<'_>,
-    ) -> Result<Option<DeploymentState>> {
-        let known = self.deployments.summary(&cx.key, &cx.owner);
-        let has_duplicate_ports = has_duplicate_ports(&build::original_container_ports(&app.ports));
-        if known.is_some() || (app.spec.autoscaling.is_none() && !has_duplicate_ports) {
-            return Ok(known);
+        ports: &[ContainerPort],
+    ) -> Result<Option<String>> {
+        if !has_duplicate_ports(ports) {
+            return Ok(None);
         }
-        let api: Api<BoundedObject<Deployment>> =
-            Api::namespaced(cx.client().clone(), &cx.key.namespace);
-        let live = api.get_opt(&cx.key.name).await;
-        let live = live.map_err(Error::api(format!(
-            "Deployment {} could not be read",
-            cx.key
-        )))?;
-        Ok(live.map(|BoundedObject(live)| DeploymentState::of(&live)))
+        let deployment = match self.deployments.summary(&cx.key, &cx.owner) {
+            Some(known) => Some(known),
+            None => self
+                .deployments
+                .live(&cx.key)
+                .await?
+                .map(|live| live.summary),
+        };
+        Ok(deployment.and_then(|it| it.duplicate_ports))
     }
 
-    /// Applies the Deployment. Without `replicas`, the operator does not own the number of Pods. If the original
-    /// program has left a port twice, the container's ports stay unchanged until the Pods are replaced for another
-    /// reason.
+    /// Applies the Deployment. A new one starts with `initial` Pods; without `replicas`, the operator does not own their
+    /// number afterwards. If the original program has left a port twice, the container's ports stay unchanged until the
+    /// Pods are replaced for another reason.
     async fn ensure_deployment(
         &self,
         cx: &Context<AppService>,
         app: &App<'_>,
-        live: Option<&DeploymentState>,
         replicas: Option<i32>,
+        initial: i32,
     ) -> Result<()> {
-        let desired = ports_digest(
-            &app.spec.image,
-            &build::original_container_ports(&app.ports),
-        );
+        let ports = build::original_container_ports(&app.ports);
+        let duplicate_ports = self.duplicate_ports(cx, &ports).await?;
         // Overrides change the template, and so replace the Pods.
         let sets_ports = app.overrides.is_some()
-            || live.and_then(|live| live.duplicate_ports.as_ref()) != Some(&desired);
+            || duplicate_ports.is_none_or(|live| live != ports_digest(&app.spec.image, &ports));
         let container = format!("k:{{\"name\":\"{}\"}}", app.name);
         let container_ports = [
             "f:spec",
@@ -305,6 +297,7 @@ impl AppServices {
         }
         let deployment = build::deployment(app, replicas, sets_ports);
         let quirks = Quirks {
+            initial: (!released.is_empty()).then(|| build::deployment(app, Some(initial), true)),
             released: &released,
             renumbered: &["containerPort"],
             ..Quirks::default()
@@ -430,6 +423,7 @@ fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
         clear_allocated: clear_node_ports,
         renumbered: &["port"],
         unnamed_field: duplicate_node_port,
+        ..Quirks::default()
     }
 }
 

@@ -23,8 +23,8 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::Advice;
 use qm_runtime::error::{Class, Error, FORBIDDEN, NAMESPACE_TERMINATING, Result, WRITE_FAILED};
 use qm_runtime::manager::Manager;
-use qm_runtime::outcome::{Outcome, Requeue};
-use qm_runtime::raw_object::RawObject;
+use qm_runtime::outcome::{Outcome, Progress, Requeue};
+use qm_runtime::raw_object::{LARGE, RawObject};
 use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -161,7 +161,12 @@ impl Controller for ConfigMapSyncs {
     async fn reconcile(&self, cx: &mut Context<ConfigMapSync>) -> Result<Outcome> {
         let plan = match self.plan(&cx.object) {
             Ok(plan) => plan,
-            Err(error) => return Ok(blocked(cx, error.reason(), error.to_string())),
+            Err(error) => {
+                return Ok(Outcome {
+                    progress: Progress::Stalled,
+                    ..blocked(cx, error.reason(), error.to_string())
+                });
+            }
         };
         cx.add_finalizer().await?;
         self.index.ready().await;
@@ -189,10 +194,10 @@ impl Controller for ConfigMapSyncs {
             }
             Err(error) => return Err(Error::api(UNREADABLE)(error)),
         };
-        let is_large = read.is_large();
+        let is_large = read.decoded_size() > LARGE;
         let turn = is_large.then(|| self.turns.take(&cx.key));
         if let Some(None) = turn {
-            return Ok(Outcome::unchanged().requeue(Requeue::After(TURN_RETRY)));
+            return Ok(Outcome::unchanged().requeue(Requeue::InFlight(TURN_RETRY)));
         }
         let decoded = read.decode_as::<ConfigMap>();
         let mut source =

@@ -17,10 +17,16 @@ struct TurnsState {
     is_taken: bool,
     /// Syncs that wait, the longest first.
     waiting: VecDeque<ObjectKey>,
+    /// Sync that has had its turn and must let the next one go first. A source that changes all the time would otherwise
+    /// always be first.
+    yields: Option<ObjectKey>,
 }
 
 /// The turn of one sync. Its end triggers a reconcile of the sync that has waited longest.
-pub(super) struct Turn<'a>(&'a Turns);
+pub(super) struct Turn<'a> {
+    turns: &'a Turns,
+    sync: ObjectKey,
+}
 
 impl Turns {
     pub(super) fn new(trigger: Trigger<ConfigMapSync>) -> Self {
@@ -34,15 +40,19 @@ impl Turns {
     /// that waits would hold its source in memory, and the place of other syncs.
     pub(super) fn take(&self, sync: &ObjectKey) -> Option<Turn<'_>> {
         let mut state = self.lock();
-        if state.is_taken {
+        if state.is_taken || state.yields.take_if(|yields| yields == sync).is_some() {
             if !state.waiting.contains(sync) {
                 state.waiting.push_back(sync.clone());
             }
             return None;
         }
         state.is_taken = true;
+        state.yields = None;
         state.waiting.retain(|waiting| waiting != sync);
-        Some(Turn(self))
+        Some(Turn {
+            turns: self,
+            sync: sync.clone(),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, TurnsState> {
@@ -52,11 +62,11 @@ impl Turns {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let Self(turns) = self;
-        let mut state = turns.lock();
+        let mut state = self.turns.lock();
         state.is_taken = false;
         if let Some(next) = state.waiting.pop_front() {
-            turns.trigger.wake(&next);
+            state.yields = Some(self.sync.clone());
+            self.turns.trigger.wake(&next);
         }
     }
 }
@@ -81,9 +91,12 @@ mod tests {
         assert!(woken.try_recv().is_err());
         drop(turn);
         assert_eq!(woken.try_recv(), Ok(second.clone()));
+        // The first is triggered before the second, whose turn it is.
+        assert!(turns.take(&first).is_none());
         drop(turns.take(&second));
         assert_eq!(woken.try_recv(), Ok(third));
         // The third may be deleted by now, which blocks nobody.
+        drop(turns.take(&first));
         assert!(turns.take(&first).is_some());
         assert!(woken.try_recv().is_err());
     }

@@ -11,6 +11,9 @@ use qm_runtime::ownership::{controller_of, owner_of, proves_owner};
 
 use super::child::{self, Identity, Seniority};
 
+/// Maximum length of `NAMESPACE/NAME`, in bytes. Clients may write annotations of any length.
+const MAX_PATH: usize = 63 + 1 + 253;
+
 /// The parts of a `TrackedField` that precedence depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tracking {
@@ -29,6 +32,7 @@ impl Tracking {
     pub fn of(field: &TrackedField) -> Self {
         let adopt_by = field.metadata.annotations.as_ref();
         let adopt_by = adopt_by.and_then(|annotations| annotations.get(ADOPT_BY));
+        let adopt_by = adopt_by.filter(|set| set.len() <= MAX_PATH);
         let adopt_by = adopt_by.filter(|_| controller_of(&field.metadata).is_none());
         Self {
             identity: child::identity(field),
@@ -170,6 +174,7 @@ mod tests {
 
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use rstest::rstest;
+    use serde_json::json;
 
     use super::*;
 
@@ -249,6 +254,25 @@ mod tests {
         let owns = |_: &ObjectKey, tracking: &Tracking| tracking.owner.as_ref() == Some(&set);
         let existing = claimant.existing(candidates, &key("derived"), owns, seniorities);
         assert_eq!(existing, expected);
+    }
+
+    #[test]
+    fn text_that_names_no_set_is_not_kept() {
+        let adopt_by = |set: &str| {
+            let field: TrackedField = serde_json::from_value(json!({
+                "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField",
+                "metadata": { "namespace": "ops", "name": "mine", "annotations": { ADOPT_BY: set } },
+                "spec": {
+                    "target": { "kind": "Deployment", "namespace": "shop", "name": "web" },
+                    "field": "replicas", "contactPoint": "hook",
+                },
+            }))
+            .unwrap();
+            Tracking::of(&field).adopt_by
+        };
+        let longest = format!("{}/{}", "n".repeat(63), "s".repeat(253));
+        assert_eq!(adopt_by(&longest).as_deref(), Some(&*longest));
+        assert_eq!(adopt_by(&format!("{longest}s")), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Stale objects: an app's watch may have stalled.
 
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::DeleteParams;
 use rstest::rstest;
@@ -136,4 +137,32 @@ async fn deleted_app_creates_nothing(#[case] deletion: DeleteParams) {
     app(&bed, "marker", served()).await;
     not_ready(&bed, "marker", "Progressing").await;
     assert_eq!(bed.api::<Deployment>().get_opt("web").await.unwrap(), None);
+}
+
+/// The deletion ends before the watch shows the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn recreated_deployment_of_an_autoscaled_app_starts_with_the_size() {
+    let mut spec = served();
+    spec["size"] = json!(3);
+    spec["autoscaling"] = json!({ "min": 1, "max": 5 });
+    spec["resources"] = json!({ "requests": { "cpu": "100m" } });
+    let (bed, proxy, _operator) = known_app("app-recreated", spec.clone()).await;
+    bed.until("web", "exists", |_: &HorizontalPodAutoscaler| true)
+        .await;
+    let held = json!({ "metadata": { "finalizers": ["example.com/held"] } });
+    let deleted = bed.patch::<Deployment>("web", held).await;
+    bed.delete::<Deployment>("web").await;
+    not_ready(&bed, "web", "ChildTerminating").await;
+    let silent = proxy.freeze(Match::watch("deployments"));
+    let released = json!({ "metadata": { "finalizers": null } });
+    bed.patch::<Deployment>("web", released).await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    spec["image"] = json!("j");
+    respec(&bed, "web", spec).await;
+    let recreated = until("the Deployment exists again", SOON, async || {
+        let live = bed.api::<Deployment>().get_opt("web").await?;
+        Ok(live.filter(|live| live.uid() != deleted.uid()))
+    });
+    let recreated = recreated.await.unwrap();
+    assert_eq!(recreated.spec.unwrap().replicas, Some(3));
 }

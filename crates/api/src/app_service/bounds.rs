@@ -1,4 +1,4 @@
-//! Bounds on the lists of an `AppService`, which keep a spec within 256 KiB.
+//! Bounds on the lists of an AppService, which keep a spec within 256 KiB.
 //!
 //! A list of texts has a maximum number of items and a maximum sum of sizes. The rules on sums accept a list with too many items:
 //! `maxItems` rejects a new list, and an older list would exceed the cost limit of rules at runtime.

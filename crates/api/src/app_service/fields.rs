@@ -1,4 +1,4 @@
-//! Types of the optional fields of an `AppService`.
+//! Types of the optional fields of an AppService.
 
 use std::collections::BTreeMap;
 
@@ -86,7 +86,7 @@ pub struct Ingress {
         "write a host name in lower-case letters, digits, '-' and '.', without port and path, such as app.example.com",
     ))]
     pub host: Option<String>,
-    /// Name of the `IngressClass`. Defaults to the cluster's default class.
+    /// Name of the IngressClass. Defaults to the cluster's default class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (

@@ -1,4 +1,4 @@
-//! `AppService`: a Deployment and a Service from one short resource.
+//! AppService: a Deployment and a Service from one short resource.
 
 use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -116,7 +116,7 @@ pub struct AppServiceSpec {
     #[schemars(length(max = bounds::MAX_TEXTS), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     #[x_kube(validation = bounds::env())]
     pub env: Vec<Raw<EnvVar>>,
-    /// Sources of environment variables, `ConfigMaps` and Secrets, as in a Pod; at most 32. Defaults to none.
+    /// Sources of environment variables, ConfigMaps and Secrets, as in a Pod; at most 32. Defaults to none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = bounds::MAX_SOURCES))]
     pub env_from: Vec<Raw<EnvFromSource>>,
@@ -156,7 +156,7 @@ pub struct AppServiceSpec {
     #[schemars(length(max = bounds::MAX_TEXTS), inner(length(max = bounds::MAX_TEXT)))]
     #[x_kube(validation = bounds::args())]
     pub args: Vec<String>,
-    /// Name of the `ServiceAccount` of the Pods, in the same namespace. Defaults to `default`.
+    /// Name of the ServiceAccount of the Pods, in the same namespace. Defaults to `default`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
@@ -170,7 +170,7 @@ pub struct AppServiceSpec {
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['Restricted', 'Baseline']", BAD_PROFILE))]
     pub pod_security: Option<String>,
-    /// Pod template (`PodTemplateSpec`) that the operator merges over the generated one, after `podSecurity`: volumes, sidecars, init
+    /// Pod template (PodTemplateSpec) that the operator merges over the generated one, after `podSecurity`: volumes, sidecars, init
     /// containers, affinity. Lists merge by key, such as the names of containers, volumes and variables; the main container has the
     /// name of the app. At most 64 KiB. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,7 +179,7 @@ pub struct AppServiceSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalName>,
-    /// Autoscaling by CPU usage, with a `HorizontalPodAutoscaler`. Requires `resources.requests.cpu` or `resources.limits.cpu`,
+    /// Autoscaling by CPU usage, with a HorizontalPodAutoscaler. Requires `resources.requests.cpu` or `resources.limits.cpu`,
     /// and a metrics server. Defaults to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<Autoscaling>,

@@ -20,22 +20,22 @@ pub const MAX_BYTES: usize = 64 * 1024;
 pub const MAX_OBJECTS: usize = 1000;
 /// Maximum size of the message about an invalid value, which may quote that value.
 const MAX_ERROR: usize = 1024;
-/// Fields of a Pod that a `PodTemplateSpec` and a `PodSpec` lack.
+/// Fields of a Pod that a PodTemplateSpec and a PodSpec lack.
 const OF_A_POD: [&str; 3] = ["apiVersion", "kind", "status"];
-/// Version of the `PodTemplateSpec`.
+/// Version of the PodTemplateSpec.
 const VERSION: &str = "1.33";
 
-/// Valid JSON of a `PodTemplateSpec`, or the error of an invalid stored value. The schema leaves the value open,
+/// Valid JSON of a PodTemplateSpec, or the error of an invalid stored value. The schema leaves the value open,
 /// because the whole schema of a Pod does not fit into the annotation of `kubectl apply`. An invalid value is not kept,
-/// and must not make the `AppService` unreadable.
+/// and must not make the AppService unreadable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodOverrides(Result<Box<str>, Box<str>>);
 
 impl PodOverrides {
-    /// Decodes the `PodTemplateSpec`.
+    /// Decodes the PodTemplateSpec.
     ///
     /// # Errors
-    /// If the stored value is not a valid `PodTemplateSpec`: the path, the problem and what to write.
+    /// If the stored value is not a valid PodTemplateSpec: the path, the problem and what to write.
     pub fn template(&self) -> Result<PodTemplateSpec, String> {
         decode(self.0.as_ref().map_err(ToString::to_string)?)
     }
@@ -146,7 +146,7 @@ fn unknown_field(path: &Path<'_>) -> String {
     }
 }
 
-/// Returns the names of the fields at a path of a `PodTemplateSpec`; none for a path where typos are rare.
+/// Returns the names of the fields at a path of a PodTemplateSpec; none for a path where typos are rare.
 fn known_fields(path: &str) -> &'static [&'static str] {
     let without_indexes: String = path.split(['[', ']']).step_by(2).collect();
     match without_indexes.trim_start_matches('.') {

@@ -23,7 +23,7 @@ macro_rules! port_name {
     };
 }
 
-/// A port of the Service, as in core/v1 `ServicePort`. Empty strings and zeros count as absent.
+/// A port of the Service, as in core/v1 ServicePort. Empty strings and zeros count as absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["port"]))]

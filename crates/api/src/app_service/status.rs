@@ -1,4 +1,4 @@
-//! Status of an `AppService`.
+//! Status of an AppService.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;

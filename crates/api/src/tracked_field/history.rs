@@ -1,4 +1,4 @@
-//! Status of a `TrackedField`: its history.
+//! Status of a TrackedField: its history.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Maximum size of a stored and sent value, in bytes of UTF-8.
 pub const KEPT_BYTES: usize = 1024;
 
-/// History of a `TrackedField`, oldest entry first. The `Pending` entries are its outbox.
+/// History of a TrackedField, oldest entry first. The `Pending` entries are its outbox.
 pub type History = Vec<Entry>;
 
 /// Cached history, as JSON in one allocation. The operator caches thousands and replaces each on every change: the hundreds of
@@ -136,7 +136,7 @@ pub struct Entry {
     /// First value of a merged entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_value: Option<String>,
-    /// Time at which delivery of the entry was suspended with its `TrackedField` or `ContactPoint`.
+    /// Time at which delivery of the entry was suspended with its TrackedField or ContactPoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended_since: Option<Time>,
     /// Duration of earlier suspensions in seconds, which does not count towards the expiry after 24 hours.

@@ -123,6 +123,9 @@ pub enum ChildAction<'a, K> {
 
 /// Exceptions of one kind to server-side apply.
 pub struct Quirks<'a, K> {
+    /// Child to create, if it has more fields than the applied one, such as a number of Pods that an autoscaler changes
+    /// later.
+    pub initial: Option<K>,
     /// Fields that the operator releases and whose values stay, as paths in the form of `managedFields`.
     pub released: &'a [&'a [&'a str]],
     /// Returns whether the apiserver ignored values of the applied object (the first), as the live object (the second)
@@ -141,6 +144,7 @@ pub struct Quirks<'a, K> {
 impl<K> Default for Quirks<'_, K> {
     fn default() -> Self {
         Self {
+            initial: None,
             released: &[],
             ignored: |_, _| false,
             clear_allocated: |_, _| (),
@@ -174,7 +178,7 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         field_manager: &'static str,
         drift: &'a Drift,
         mut object: K,
-        quirks: Quirks<'a, K>,
+        mut quirks: Quirks<'a, K>,
     ) -> Result<Self> {
         let key = ObjectKey::of(&object);
         owner.set_ownership(object.meta_mut());
@@ -186,9 +190,16 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             Ok(value)
         };
         let digest = short_digest(value(&object)?.to_string());
+        let applied_digest = owner.names().applied_digest;
         object
             .annotations_mut()
-            .insert(owner.names().applied_digest.into(), digest.clone());
+            .insert(applied_digest.into(), digest.clone());
+        if let Some(initial) = &mut quirks.initial {
+            owner.set_ownership(initial.meta_mut());
+            initial
+                .annotations_mut()
+                .insert(applied_digest.into(), digest.clone());
+        }
         let sent = value(&object)?;
         Ok(Self {
             owner,
@@ -447,7 +458,7 @@ impl<K: ChildKind, S> DesiredChild<K, S> for Applied<'_, K> {
     }
 
     fn build(&self) -> K {
-        self.object.clone()
+        self.quirks.initial.as_ref().unwrap_or(&self.object).clone()
     }
 
     fn plan(

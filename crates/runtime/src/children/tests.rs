@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::pin::pin;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use kube::client::Body;
 use kube::core::ObjectMeta;
 use prometheus_client::metrics::counter::Counter;
 use rstest::rstest;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::*;
@@ -41,7 +42,7 @@ fn children<S: ChildSummary>(
         field_manager: "example/test",
         summary,
         watches_metadata: false,
-        large: Semaphore::new(1),
+        large: Arc::new(Semaphore::new(1)),
         wake: Arc::new(wake),
         watch_needed: Arc::default(),
         sync: SyncState::default(),
@@ -182,6 +183,32 @@ async fn conflict_with_an_apply_ends_the_reconcile() {
     let (applied, methods) = timeout(SOON, both).await.expect("no other request");
     assert!(applied.unwrap_err().is_stale());
     assert_eq!(methods, ["GET", "PATCH"]);
+}
+
+/// An admission webhook undoes the change: the apiserver stores nothing and answers with the same version.
+#[tokio::test(start_paused = true)]
+async fn write_that_changes_nothing_is_no_update() {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let cx = context(&maps.client, owner());
+    let desired =
+        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
+    let owned = live("old", &json!({ "ownerReferences": reference() }));
+    Index::apply(
+        &maps,
+        BoundedObject(serde_json::from_value(owned.clone()).unwrap()),
+    );
+    let answers = [owned.clone(), owned.clone(), owned];
+    let both = async {
+        let desired = serde_json::from_value(desired).unwrap();
+        tokio::join!(
+            maps.apply(&cx, desired, Quirks::default()),
+            answer(&mut apiserver, &answers)
+        )
+    };
+    let (applied, methods) = timeout(SOON, both).await.expect("no other request");
+    assert!(matches!(applied, Ok(Ensured::Kept(_))), "{applied:?}");
+    assert_eq!(methods, ["GET", "PATCH", "PATCH"]);
 }
 
 /// The watch shows the child before the response to the read arrives. The response is then stale, and the watch does
@@ -471,4 +498,35 @@ fn failure(code: u16, reason: &str, message: &str) -> Response<Body> {
 
 fn not_found() -> Response<Body> {
     failure(404, "NotFound", "none")
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_child_waits_while_another_is_in_memory() {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let data: Map<_, _> = (0..40_000)
+        .map(|key| (key.to_string(), json!("")))
+        .collect();
+    let metadata = json!({ "namespace": "shop", "name": "child", "uid": "1" });
+    let large = json!({ "metadata": metadata, "data": data }).to_string();
+    let mut answer = async || {
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), http::Method::GET);
+        answer.send_response(Response::new(large.clone().into_bytes().into()));
+    };
+    let other = maps.large.acquire().await.unwrap();
+    let key = ObjectKey::new("shop", "child");
+    let mut read = pin!(maps.live(&key));
+    tokio::select! {
+        _ = &mut read => panic!("read without an answer"),
+        () = answer() => {}
+    }
+    tokio::select! {
+        _ = &mut read => panic!("decoded beside another"),
+        () = answer() => panic!("read beside another"),
+        () = tokio::time::sleep(SOON) => {}
+    }
+    drop(other);
+    let (child, ()) = tokio::join!(read, answer());
+    assert_eq!(child.unwrap().unwrap().uid, "1");
 }
