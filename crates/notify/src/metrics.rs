@@ -104,17 +104,17 @@ impl DeliveryResult {
 pub enum EntryFailure {
     /// An attempt failed when the entry was too old.
     Expired,
-    /// The receiver rejected the entry and accepted others.
-    Rejected,
+    /// The receiver refused the entry and accepted others.
+    Refused,
 }
 
 impl EntryFailure {
-    const ALL: [Self; 2] = [Self::Expired, Self::Rejected];
+    const ALL: [Self; 2] = [Self::Expired, Self::Refused];
 
     fn label(self) -> &'static str {
         match self {
             Self::Expired => "expired",
-            Self::Rejected => "rejected",
+            Self::Refused => "refused",
         }
     }
 }
@@ -165,7 +165,7 @@ impl DeliveryMetrics {
         );
         registry.register(
             "entries_failed",
-            "Entries that failed: they expired, or their receiver rejected them and accepted others",
+            "Entries that failed: they expired, or their receiver refused them and accepted others",
             metrics.failed.clone(),
         );
         registry.register(
@@ -314,7 +314,7 @@ mod tests {
         metrics.pending_changed(3);
         metrics.pending_changed(-2);
         metrics.entries_merged(7);
-        metrics.entries_failed(EntryFailure::Rejected, 2);
+        metrics.entries_failed(EntryFailure::Refused, 2);
         metrics.entries_skipped(Skipped::When, 4);
         metrics.when_failed(5);
         metrics.status_write_rejected(403);
@@ -325,7 +325,7 @@ mod tests {
             "x_delivery_latency_seconds_bucket{le=\"0.025\"} 1",
             "x_entries_pending 1",
             "x_entries_merged_total 7",
-            "x_entries_failed_total{reason=\"rejected\"} 2",
+            "x_entries_failed_total{reason=\"refused\"} 2",
             "x_entries_failed_total{reason=\"expired\"} 0",
             "x_entries_skipped_total{reason=\"When\"} 4",
             "x_when_errors_total 5",

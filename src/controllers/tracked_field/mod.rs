@@ -3,6 +3,7 @@
 //! The [`tracker`] observes the changes, [`history`] computes the next status, the reconcile writes it, and the outbox
 //! (`qm_notify::queue`) sends Pending entries. The reconcile is the only writer of a `TrackedField`.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -182,7 +183,10 @@ impl<T: Transport> TrackedFields<T> {
         let tracker = &self.targets.tracker;
         let (observations, newest) = tracker.pending(&key, &identity);
         let mut raced = false;
+        // Entries of a request, also of one that the queue gives up below, may have reached the receiver under their IDs.
+        let mut in_flight = HashSet::new();
         loop {
+            in_flight.extend(self.outbox.in_flight(&key));
             let before = cx.object.history().map_err(unreadable_history)?;
             let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
@@ -198,7 +202,7 @@ impl<T: Transport> TrackedFields<T> {
                 observations: &observations.entries,
                 newest: newest.as_ref(),
                 outcomes,
-                in_flight: &self.outbox.in_flight(&key),
+                in_flight: &in_flight,
                 suspended,
                 when: when.as_deref().map(ParsedWhen::when),
                 quiet: quiet(&cx.object, &identity, &before, newest.as_ref()),
@@ -285,11 +289,11 @@ impl<T: Transport> TrackedFields<T> {
             };
             cx.warning("Notify", "DeliveryFailed", note);
         }
-        let rejected = entries.len().saturating_sub(*expired);
+        let refused = entries.len().saturating_sub(*expired);
         self.metrics
             .entries_failed(EntryFailure::Expired, *expired as u64);
         self.metrics
-            .entries_failed(EntryFailure::Rejected, rejected as u64);
+            .entries_failed(EntryFailure::Refused, refused as u64);
         if changes.quiet > 0 {
             self.metrics
                 .entries_skipped(Skipped::Initial, changes.quiet as u64);

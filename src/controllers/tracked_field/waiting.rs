@@ -220,10 +220,13 @@ impl WaitingReason {
 
     /// Returns the outcome of an object with this obstacle.
     pub(crate) fn outcome(&self) -> Outcome {
-        if self.is_warning() {
-            Outcome::failed(self.reason(), self.message())
-        } else {
-            Outcome::in_progress(self.reason(), self.message())
+        let (reason, message) = (self.reason(), self.message());
+        match self {
+            Self::OutOfScope { .. } | Self::CrossNamespace { .. } if !self.needs_poll() => {
+                Outcome::stalled(reason, message)
+            }
+            _ if self.is_warning() => Outcome::failed(reason, message),
+            _ => Outcome::in_progress(reason, message),
         }
     }
 

@@ -172,8 +172,8 @@ mod tests {
              `success`) | Reconciles by result; a failed write of a status counts as one more, with error. |",
             "| `quartermaster_delivery_latency_seconds` | histogram |  | Time from a change to the receiver's acceptance of its \
              message. |",
-            "| `quartermaster_entries_failed_total` | counter | `reason` (`expired`, `rejected`) | Entries that failed: they \
-             expired, or their receiver rejected them and accepted others. |",
+            "| `quartermaster_entries_failed_total` | counter | `reason` (`expired`, `refused`) | Entries that failed: they \
+             expired, or their receiver refused them and accepted others. |",
             "| `process_threads` | gauge |  | Threads. |",
         ] {
             assert!(
