@@ -21,7 +21,8 @@ mod reasons;
 pub mod tracked_field;
 pub mod tracked_field_set;
 
-/// Defines the list: for each line the function that adds the controllers, and the controller's module with the API type of each.
+/// Defines the list of kinds. Each line has the function that adds the controllers, then the module and the API type of
+/// each controller.
 macro_rules! kinds {
     ($($add_to:path: $($module:ident $kind:ident),+;)+) => {
         /// All kinds.

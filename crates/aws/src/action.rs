@@ -201,7 +201,7 @@ pub fn policy(names: &MetadataNames) -> Value {
     json!({
         "Version": "2012-10-17",
         "Statement": [
-            { "Sid": "Look", "Effect": "Allow", "Action": reads, "Resource": "*" },
+            { "Sid": "Describe", "Effect": "Allow", "Action": reads, "Resource": "*" },
             statement("Create", calls(ActionGrant::Create).collect(), has_tag("RequestTag", names.owner_uid)),
             // AWS requires permission to tag from a caller that creates a resource with tags.
             statement("TagOnCreate", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),

@@ -17,7 +17,7 @@ use qm_notify::queue::{AcceptedTests, InitialState, Outbox, TestMessage};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::objects::Objects;
-use qm_runtime::outcome::{Outcome, Requeue};
+use qm_runtime::outcome::{Outcome, Progress, Requeue};
 use qm_runtime::trigger::Trigger;
 use qm_runtime::{ObjectKey, short_digest};
 
@@ -243,7 +243,10 @@ impl<T: Transport> Controller for ContactPoints<T> {
                 let (reason, message) = (error.reason(), error.to_string());
                 let outcome = status::blocked(&mut cx.status, &spec, reason, message);
                 return Ok(match error {
-                    EndpointError::SpecInvalid(_) | EndpointError::BodyInvalid(_) => outcome,
+                    EndpointError::SpecInvalid(_) | EndpointError::BodyInvalid(_) => Outcome {
+                        progress: Progress::Stalled,
+                        ..outcome
+                    },
                     _ => outcome.requeue(Requeue::Poll),
                 });
             }

@@ -66,7 +66,7 @@ pub(crate) struct MyApps {
     /// Delays before a Pod that has ended is recreated.
     retries: Backoffs<ObjectKey>,
     /// Minimum lifetime of a Pod whose end resets the delays.
-    settled_after: Duration,
+    min_lifetime: Duration,
     tracking: Mutex<HashMap<ObjectKey, PodTracking>>,
 }
 
@@ -100,7 +100,7 @@ pub(super) fn add_to(manager: &mut Manager, _: &RunConfig) -> anyhow::Result<()>
         let (min, max) = (timings.backoff_min, timings.backoff_max);
         Ok(MyApps {
             retries: Backoffs::new(BackoffPolicy { min, max }),
-            settled_after: max,
+            min_lifetime: max,
             // Pods are never applied, so no drift is corrected.
             pods: setup.children(PodState::of, &[]),
             tracking: Mutex::default(),
@@ -239,7 +239,7 @@ impl MyApps {
         let created = child.summary.created;
         let age =
             created.and_then(|created| Timestamp::now().duration_since(created).try_into().ok());
-        let has_lasted = age.is_some_and(|age: Duration| age > self.settled_after);
+        let has_lasted = age.is_some_and(|age: Duration| age > self.min_lifetime);
         let due = self.track(key, |pod| match &pod.retry {
             Some((uid, due)) if *uid == child.uid => *due,
             _ => {
@@ -260,9 +260,9 @@ impl MyApps {
     }
 
     async fn delete(&self, key: &ObjectKey, child: &KnownChild<PodState>) -> Result<()> {
-        self.pods.delete(&pod_of(key), child).await?;
+        // The request may be performed although it fails.
         self.track(key, |pod| pod.is_replaced = true);
-        Ok(())
+        self.pods.delete(&pod_of(key), child).await
     }
 
     /// Returns the state of the node of a Pod that is not ready. The node is read once two reconciles find the Pod

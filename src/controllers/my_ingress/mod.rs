@@ -121,7 +121,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
         if self.executor.scope != WatchScope::Cluster && !cx.object.spec.listeners.is_empty() {
             let message = "spec.listeners send traffic to the cluster's nodes, which needs an operator without --watch-namespace: \
                            remove spec.listeners, and create listeners by other means";
-            let out_of_scope = Outcome::failed(OUT_OF_SCOPE, message);
+            let out_of_scope = Outcome::stalled(OUT_OF_SCOPE, message);
             return Ok(out_of_scope.event(EventPolicy::OnMessage));
         }
         let outcome = self.converge(cx).await?;

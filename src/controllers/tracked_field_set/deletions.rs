@@ -14,6 +14,7 @@ use qm_notify::history::{Now, waited};
 use qm_runtime::ObjectKey;
 use qm_runtime::child_cache::KnownChild;
 use qm_runtime::controller::Context;
+use tokio::time::timeout_at;
 
 use super::child::LiveChild;
 use super::plan::{Deletions, OwnedChildren, Plan, PlannedDeletion};
@@ -25,6 +26,8 @@ use crate::controllers::tracked_field::resolver::Resolved;
 /// Time for which Pending entries, or an unread version of the target, keep a child that the set no longer needs. With a
 /// missing contact point or permission the child would otherwise occupy a slot forever.
 const MAX_WAIT: Duration = Duration::from_hours(24);
+/// Maximum time of the reads before the deletions of one reconcile: the creations come after them.
+const READS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl<T: Transport> TrackedFieldSets<T> {
     /// Decides which children to delete.
@@ -44,9 +47,12 @@ impl<T: Transport> TrackedFieldSets<T> {
             .map(|(key, child)| (key.clone(), child.clone()))
             .collect();
         let reads = &DeletionReads::default();
+        let deadline = tokio::time::Instant::now() + READS_TIMEOUT;
         let decisions = leaving.into_iter().map(|(key, known)| async move {
             let decision = self.deletion_of(cx, resolved, keep, &key, &known, reads);
-            (decision.await, PlannedDeletion { key, known })
+            let decision = timeout_at(deadline, decision).await;
+            let decision = decision.unwrap_or(DeletionDecision::Unknown);
+            (decision, PlannedDeletion { key, known })
         });
         let decisions: Vec<_> = stream::iter(decisions)
             .buffer_unordered(MAX_CONCURRENT_REQUESTS)

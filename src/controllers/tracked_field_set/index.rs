@@ -386,7 +386,7 @@ impl SetIndex {
             if selected.selection.resource != *resource {
                 continue;
             }
-            if selected.is_list_void_after(&key) {
+            if selected.record_shown(&key) {
                 changed.push(set.clone());
             }
             let selection = &selected.selection;
@@ -431,7 +431,7 @@ impl SetIndex {
             if selected.selection.resource != *resource {
                 continue;
             }
-            if selected.is_list_void_after(key) {
+            if selected.record_shown(key) {
                 changed.push(set.clone());
             }
             // The event may be older than the reconcile's list.
@@ -520,17 +520,18 @@ impl SetIndex {
 }
 
 impl Selected {
-    /// Records that the watch has shown `key`. Returns whether the reconcile must be triggered to list again.
-    fn is_list_void_after(&mut self, key: &ObjectKey) -> bool {
+    /// Records that the watch has shown `key`. Returns true if the running list is now outdated: the reconcile must list
+    /// again.
+    fn record_shown(&mut self, key: &ObjectKey) -> bool {
         let Some(seen) = &mut self.shown_since_list else {
             return false;
         };
         seen.insert(key.clone());
-        let is_void = seen.len() > MAX_SHOWN_DURING_LIST;
-        if is_void {
+        let is_outdated = seen.len() > MAX_SHOWN_DURING_LIST;
+        if is_outdated {
             self.shown_since_list = None;
         }
-        is_void
+        is_outdated
     }
 }
 

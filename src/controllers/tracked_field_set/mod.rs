@@ -24,12 +24,13 @@ use qm_runtime::cache::CacheStatus;
 use qm_runtime::children::{Children, Ensured, Quirks};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
-use qm_runtime::error::{Class, Error, FORBIDDEN, QUOTA_EXCEEDED, Result};
+use qm_runtime::error::{Class, Error, FORBIDDEN, QUOTA_EXCEEDED, Result, WRITE_FAILED};
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID};
 use qm_runtime::pages::all_pages;
 use qm_runtime::watch::ResourceName;
 use qm_runtime::{ObjectKey, SpecRevision, WatchScope, short_digest};
+use tokio::time::timeout_at;
 
 use self::child::{Identity, LiveChild};
 use self::index::{SetIndex, Target, Unlisted};
@@ -83,6 +84,9 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
 
 /// Maximum number of concurrent requests of one reconcile.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
+/// Maximum time of the writes of one reconcile, which an admission webhook may delay. The runtime drops a reconcile, and
+/// the results of its writes, after a minute.
+const WRITES_TIMEOUT: Duration = Duration::from_secs(40);
 /// Age up to which a resource that was created while no operator ran is reported.
 const REPORTED_AGE: Duration = Duration::from_hours(24);
 /// Minimum interval between two Events about created and deleted children.
@@ -331,7 +335,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             };
             let message =
                 format!("spec.target.namespaces.selector selects other namespaces: {advice}");
-            return Err(Outcome::failed(OUT_OF_SCOPE, message));
+            return Err(Outcome::stalled(OUT_OF_SCOPE, message));
         }
         let mut named = namespaces.names;
         if named.is_empty() {
@@ -660,13 +664,13 @@ impl<T: Transport> TrackedFieldSets<T> {
         })
     }
 
-    /// Sends these writes; returns the result of each.
+    /// Sends these writes; returns the result of each, `None` if the time was over before the answer.
     async fn send(
         &self,
         cx: &Context<TrackedFieldSet>,
         resource: &ResourceName,
         writes: Vec<ChildWrite>,
-    ) -> Result<Vec<(ChildWrite, Result<WriteResult>)>> {
+    ) -> Result<Vec<(ChildWrite, Option<Result<WriteResult>>)>> {
         let is_creation = |write: &&ChildWrite| matches!(write, ChildWrite::Create { .. });
         let created = writes.iter().filter(is_creation).count();
         if created > 0 {
@@ -679,8 +683,10 @@ impl<T: Transport> TrackedFieldSets<T> {
             reads.gather(resource);
         }
         let is_quota_exceeded = &AtomicBool::new(false);
+        let deadline = tokio::time::Instant::now() + WRITES_TIMEOUT;
         let results = writes.into_iter().map(|write| async move {
-            let result = self.perform(cx, &write, is_quota_exceeded).await;
+            let performed = self.perform(cx, &write, is_quota_exceeded);
+            let result = timeout_at(deadline, performed).await.ok();
             if is_gathering {
                 reads.gather(resource);
             }
@@ -731,6 +737,15 @@ impl<T: Transport> TrackedFieldSets<T> {
         let mut quota = None;
         for (write, result) in results {
             let key = write.key();
+            let Some(result) = result else {
+                written.remaining += 1;
+                written.error = Some(Error::other(
+                    Class::Transient,
+                    WRITE_FAILED,
+                    format!("TrackedFields could not be written within {WRITES_TIMEOUT:?}"),
+                ));
+                continue;
+            };
             match result {
                 Ok(WriteResult::Waits) => {
                     if let Some(contested) = self.children.contested(&key) {

@@ -85,17 +85,17 @@ pub fn check(spec: &TrackedFieldSetSpec) -> Result<(), Outcome> {
             Initial::Quiet,
         );
         Selectors::compile(&child).map_err(|error| {
-            Outcome::failed(error.reason(), error.message("spec.template.context"))
+            Outcome::stalled(error.reason(), error.message("spec.template.context"))
         })?;
     }
     if let Some(template) = &spec.template.template {
         message::check_template(template).map_err(|error| {
-            Outcome::failed(TEMPLATE_INVALID, format!("spec.template.template: {error}"))
+            Outcome::stalled(TEMPLATE_INVALID, format!("spec.template.template: {error}"))
         })?;
     }
     if let Some(when) = &spec.template.when {
         When::parse(when).map_err(|error| {
-            Outcome::failed(WHEN_INVALID, format!("spec.template.when: {error}"))
+            Outcome::stalled(WHEN_INVALID, format!("spec.template.when: {error}"))
         })?;
     }
     Ok(())
@@ -201,7 +201,9 @@ mod tests {
     use std::time::Instant;
 
     use qm_runtime::SpecRevision;
+    use qm_runtime::outcome::Progress;
     use rstest::rstest;
+    use serde_json::{Value, json};
 
     use super::super::plan::DesiredField;
     use super::*;
@@ -231,6 +233,26 @@ mod tests {
             covered: HashMap::new(),
             left_out: left_out.collect::<BTreeSet<_>>(),
         }
+    }
+
+    #[rstest]
+    #[case::unknown_field(json!({ "fields": ["{.spec"] }), PATH_INVALID)]
+    #[case::template(json!({ "fields": ["replicas"], "template": { "contactPoint": "hook", "template": "{% if" } }), TEMPLATE_INVALID)]
+    #[case::condition(json!({ "fields": ["replicas"], "template": { "contactPoint": "hook", "when": "value >" } }), WHEN_INVALID)]
+    fn spec_that_only_a_change_can_fix_is_stalled(#[case] spec: Value, #[case] reason: &str) {
+        let mut whole = json!({
+            "target": { "kind": "Deployment" },
+            "template": { "contactPoint": "hook" },
+        });
+        whole
+            .as_object_mut()
+            .unwrap()
+            .extend(spec.as_object().unwrap().clone());
+        let outcome = check(&serde_json::from_value(whole).unwrap()).unwrap_err();
+        assert_eq!(
+            (&*outcome.reason, outcome.progress),
+            (reason, Progress::Stalled)
+        );
     }
 
     #[rstest]
