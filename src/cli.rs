@@ -43,7 +43,7 @@ Examples:
   # Install or upgrade the CustomResourceDefinitions
   quartermaster crds | kubectl apply --server-side -f -
 
-  # Show every resource, and what is wrong with it
+  # Show every object, and what is wrong with it
   quartermaster status
 
 Run a command with --help to see its flags and examples. Each flag of run also has an environment
@@ -52,7 +52,7 @@ variable. The flag takes precedence.
 Exit codes:
   0  success; run: drained after SIGTERM or SIGINT
   1  failure, such as a lost Lease; standard error says why
-  2  wrong usage; standard error says what to write";
+  2  usage error; standard error says what to write";
 
 const RUN_AFTER_HELP: &str = "\
 Examples:
@@ -68,7 +68,7 @@ Examples:
 Exit codes:
   0  drained after SIGTERM or SIGINT
   1  failed, or lost the Lease; Kubernetes restarts the process
-  2  wrong usage";
+  2  usage error";
 
 const COMPLETIONS_AFTER_HELP: &str = "\
 Examples:

@@ -17,11 +17,11 @@ use super::parse;
 
 const STATUS_AFTER_HELP: &str = "\
 States:
-  Ready        the resource works
+  Ready        the object is ready
   NotReady     REASON, and the message below the table, say why
   Delivering   messages are Pending
   Suspended    spec.suspend is true
-  Terminating  the resource is being deleted
+  Terminating  the object is being deleted
   NotObserved  the operator has not reported on the current spec
 
 Examples:
@@ -37,7 +37,7 @@ Examples:
 Exit codes:
   0  shown, whatever the states are
   1  the cluster did not answer, or a kind could not be listed
-  2  wrong usage";
+  2  usage error";
 
 const HISTORY_AFTER_HELP: &str = "\
 Examples:
@@ -53,7 +53,7 @@ Examples:
 Exit codes:
   0  shown
   1  there is no such object, its history cannot be read, or the cluster did not answer
-  2  wrong usage";
+  2  usage error";
 
 const MATCHES_AFTER_HELP: &str = "\
 States:
@@ -73,8 +73,8 @@ Examples:
 
 Exit codes:
   0  shown
-  1  a state is LeftOut or Conflict, the set is wrong, or the cluster did not answer
-  2  wrong usage";
+  1  a state is LeftOut or Conflict, the spec has an error, or the cluster did not answer
+  2  usage error";
 
 const TEST_AFTER_HELP: &str = "\
 Examples:
@@ -87,7 +87,7 @@ Examples:
 Exit codes:
   0  the receiver accepted the message
   1  the receiver did not accept it, or the operator sent none in time
-  2  wrong usage";
+  2  usage error";
 
 const ADOPT_AFTER_HELP: &str = "\
 Examples:
@@ -103,7 +103,7 @@ Examples:
 Exit codes:
   0  shown, or allowed
   1  an object could not be read, or its adoption could not be allowed
-  2  wrong usage";
+  2  usage error";
 
 const UNINSTALL_AFTER_HELP: &str = "\
 Examples:
@@ -125,12 +125,12 @@ Examples:
 Exit codes:
   0  everything is deleted, or shown
   1  something remains; the command lists it with what blocks it
-  2  wrong usage, or you did not confirm: nothing is deleted";
+  2  usage error, or you did not confirm: nothing is deleted";
 
 /// The commands that users run against a cluster.
 #[derive(Debug, Subcommand)]
 pub enum ClusterCommand {
-    /// Show every resource, and what is wrong with it
+    /// Show every object, and what is wrong with it
     #[command(after_help = STATUS_AFTER_HELP)]
     Status(StatusArgs),
     /// Show the recorded changes of a TrackedField or TrackedFieldSet
@@ -154,13 +154,13 @@ pub enum ClusterCommand {
     ///
     /// With --yes the command allows their adoption, by the annotation or tag quartermaster.dev/adopt-by=NAMESPACE/NAME, and
     /// the operator adopts them. An object that adoption would overwrite or replace stays unchanged, unless you name its
-    /// resource.
+    /// owner.
     ///
     /// The AWS SDK finds region and credentials, such as from AWS_REGION and AWS_PROFILE. Only a MyIngress that is not ready
     /// needs them.
     #[command(after_help = ADOPT_AFTER_HELP)]
     Adopt(AdoptArgs),
-    /// Delete all resources of Quartermaster's kinds
+    /// Delete all objects of Quartermaster's kinds
     ///
     /// Run this command while the operator runs, because only the operator deletes load balancers and copies of ConfigMaps.
     /// Then delete the operator. The CRDs stay unless you add --purge.
@@ -365,7 +365,7 @@ pub struct TestArgs {
 pub struct AdoptArgs {
     #[command(flatten)]
     pub(crate) scope: ScopeArgs,
-    /// Adopt only for these resources of one namespace, such as cmsync/settings, myapp/web or mying/web
+    /// Adopt only for these owners of one namespace, such as cmsync/settings, myapp/web or mying/web
     #[arg(value_name = "KIND/NAME", value_parser = parse_adopter, requires = "namespace", conflicts_with = "all_namespaces")]
     pub(crate) resources: Vec<ResourceArg>,
     /// Allow the listed adoptions; one that may change its object also needs KIND/NAME
@@ -384,7 +384,7 @@ pub struct UninstallArgs {
     /// Keep Deployments, Services, Pods, copies and load balancers
     #[arg(long)]
     pub(crate) keep_children: bool,
-    /// Delete the CRDs too, after the last resource
+    /// Delete the CRDs too, after the last object
     #[arg(long, conflicts_with = "namespace")]
     pub(crate) purge: bool,
     /// Remove the operator's finalizers, because the operator is gone for good

@@ -69,7 +69,7 @@ pub struct Timings {
     /// Repeat the Event of a lasting state at this interval; the apiserver deletes Events after an hour
     #[arg(long, env = "QUARTERMASTER_EVENT_RENEWAL", value_parser = duration, default_value = "30m", hide = true)]
     pub event_renewal: Duration,
-    /// Reconcile each object at least at this interval
+    /// Reconcile each object at this interval, which a random factor of up to 1.2 extends
     #[arg(long, env = "QUARTERMASTER_SYNC_PERIOD", value_parser = duration, default_value = "30m", hide = true)]
     pub sync_period: Duration,
     /// Write the status of a TrackedFieldSet at most once in this time

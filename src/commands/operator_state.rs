@@ -23,7 +23,6 @@ const FIELD_MANAGER: &str = "quartermaster";
 pub(crate) enum OperatorState {
     /// `holder` leads. `overdue` is the time of the last renewal if the Lease has expired, which differing clocks may
     /// explain.
-    #[serde(rename = "Runs")]
     Running {
         holder: String,
         #[serde(rename = "renewed", skip_serializing_if = "Option::is_none")]
@@ -230,8 +229,8 @@ mod tests {
 
     /// A report must not change while a Lease expires, or `status --watch` would print it again and again.
     #[rstest]
-    #[case::running(running(None), json!({ "state": "Runs", "holder": "a" }))]
-    #[case::overdue(running(Some(0)), json!({ "state": "Runs", "holder": "a", "renewed": "1970-01-01T00:00:00Z" }))]
+    #[case::running(running(None), json!({ "state": "Running", "holder": "a" }))]
+    #[case::overdue(running(Some(0)), json!({ "state": "Running", "holder": "a", "renewed": "1970-01-01T00:00:00Z" }))]
     #[case::gone(gone("why"), json!({ "state": "Stopped", "message": "why" }))]
     #[case::unknown(OperatorState::Unknown { message: "why".into() }, json!({ "state": "Unknown", "message": "why" }))]
     fn state_is_reported_without_an_age(#[case] state: OperatorState, #[case] report: Value) {

@@ -99,7 +99,7 @@ impl StatusReport {
                 String::new()
             };
             out.line(format!(
-                "There are no Quartermaster resources{in_namespace} yet{explain}"
+                "There are no Quartermaster objects{in_namespace} yet{explain}"
             ))?;
         } else {
             self.print_objects(out)?;

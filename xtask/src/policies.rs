@@ -61,7 +61,7 @@ const CHECK: Check<'static> = Check {
 pub fn names() -> Vec<String> {
     let kinds = KINDS
         .iter()
-        .filter(|kind| compares(kind))
+        .filter(|kind| has_author_policy(kind))
         .map(|kind| kind.controller);
     kinds.chain([OPERATOR]).map(policy_name).collect()
 }
@@ -106,7 +106,7 @@ pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
 }
 
 /// Returns whether authors of this kind need permissions: those that the operator uses for them.
-pub fn compares(kind: &KindInfo) -> bool {
+pub fn has_author_policy(kind: &KindInfo) -> bool {
     authors(kind).is_some()
 }
 

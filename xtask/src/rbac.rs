@@ -240,7 +240,7 @@ fn people(kind: &KindInfo, who: &str, verbs: &[&str]) -> ClusterRole {
     let mut metadata = meta(&format!("{}-{who}-role", kind.controller));
     let joins = match who {
         "viewer" => Some("rbac.authorization.k8s.io/aggregate-to-view"),
-        _ if !policies::compares(kind) => None,
+        _ if !policies::has_author_policy(kind) => None,
         "editor" => Some("rbac.authorization.k8s.io/aggregate-to-edit"),
         _ => Some("rbac.authorization.k8s.io/aggregate-to-admin"),
     };

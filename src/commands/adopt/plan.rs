@@ -67,8 +67,8 @@ pub(super) fn to_be_named(unnamed: &[&Candidate], args: &AdoptArgs) -> Vec<Strin
             "{}: {}",
             count(
                 number,
-                "object may change on adoption, so name its resource",
-                "objects may change on adoption, so name their resources"
+                "object may change on adoption, so name its owner",
+                "objects may change on adoption, so name their owners"
             ),
             command(args, Some(namespace), resources.into_iter())
         )
@@ -113,7 +113,7 @@ pub(super) fn print(
             Adoptability::WouldReplace(why) | Adoptability::Unknown(why)
                 if args.resources.is_empty() =>
             {
-                format!("{why}; adopted only if you name the resource")
+                format!("{why}; adopted only if you name the owner")
             }
             Adoptability::Adoptable(note)
             | Adoptability::WouldReplace(note)
@@ -124,7 +124,7 @@ pub(super) fn print(
     if rows.is_empty() {
         out.line("There is nothing to adopt.")?;
     } else {
-        out.table(&["RESOURCE", "OBJECT", "NOTE"], &rows)?;
+        out.table(&["OWNER", "OBJECT", "NOTE"], &rows)?;
     }
     out.section("Unchanged:", &left)
 }
@@ -202,7 +202,7 @@ mod tests {
         let plain = args(&["--context=prod"]);
         let (adopted, unnamed) = partition(&all, &plain);
         assert_eq!((adopted.len(), unnamed.len()), (1, 2));
-        let text = "2 objects may change on adoption, so name their resources: \
+        let text = "2 objects may change on adoption, so name their owners: \
              quartermaster adopt --yes configmapsync/b -n sync --context=prod";
         assert_eq!(to_be_named(&unnamed, &plain), [text]);
         let (adopted, unnamed) = partition(&all, &args(&["-n=sync", "cmsync/a", "cmsync/b"]));

@@ -80,7 +80,7 @@ async fn resources_are_counted_by_leader_and_standby_after_a_deletion_and_after_
     has_samples(&standby, &rest).await;
 }
 
-const REJECTED: &str = "quartermaster_entries_failed_total{reason=\"rejected\"}";
+const REFUSED: &str = "quartermaster_entries_failed_total{reason=\"refused\"}";
 const OLDEST: &str = "quartermaster_entries_oldest_pending_timestamp_seconds";
 const PENDING: &str = "quartermaster_entries_pending";
 
@@ -96,7 +96,7 @@ async fn metrics_show_waiting_and_rejected_messages() {
     bed.delivered("web", &[("Created", Some("1"))]).await;
     has_samples(
         &operator,
-        &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(0.0))],
+        &[(OLDEST, None), (PENDING, Some(0.0)), (REFUSED, Some(0.0))],
     )
     .await;
 
@@ -122,7 +122,7 @@ async fn metrics_show_waiting_and_rejected_messages() {
         .await;
     has_samples(
         &operator,
-        &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(1.0))],
+        &[(OLDEST, None), (PENDING, Some(0.0)), (REFUSED, Some(1.0))],
     )
     .await;
     assert_eq!(

@@ -129,7 +129,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
         line("/app-pod").ends_with("keeps running unchanged"),
         "{plan}"
     );
-    let why = "its image is redis, and the spec says nginx:latest: the operator deletes and recreates it; adopted only if you name the resource";
+    let why = "its image is redis, and the spec says nginx:latest: the operator deletes and recreates it; adopted only if you name the owner";
     assert!(line("/old-pod").ends_with(why), "{plan}");
     let want = format!(
         "configmapsync/one in {here} and configmapsync/other in {here} need it: name the one that adopts it"
@@ -140,7 +140,7 @@ async fn adopt_shows_unowned_objects_and_allows_their_adoption() {
         "{plan}"
     );
     let named = format!(
-        "2 objects may change on adoption, so name their resources: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
+        "2 objects may change on adoption, so name their owners: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
     );
     let can = format!("2 objects can be adopted: quartermaster adopt --yes -n {here}\n");
     assert!(plan.ends_with(&format!("{can}{named}")), "{plan}");
@@ -342,7 +342,7 @@ async fn copy_with_an_unreadable_source_has_to_be_named() {
             .find(|line| line.contains(&format!("configmap {there}/settings")))
             .unwrap();
         assert!(
-            line.contains(&expected) && line.ends_with("; adopted only if you name the resource"),
+            line.contains(&expected) && line.ends_with("; adopted only if you name the owner"),
             "{output}"
         );
         assert!(

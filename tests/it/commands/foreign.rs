@@ -141,7 +141,7 @@ async fn foreign_crd_is_reported_and_not_deleted() {
     );
     let text = run.ends(0, &["status", "-n", "default"]).await;
     assert!(
-        text.starts_with("There are no Quartermaster resources in namespace default yet\n"),
+        text.starts_with("There are no Quartermaster objects in namespace default yet\n"),
         "{text}"
     );
 }

@@ -24,7 +24,7 @@ async fn status_shows_every_object_and_its_problem() {
     let empty = run.ends(0, &["status", "-n", here]).await;
     assert!(
         empty.starts_with(&format!(
-            "There are no Quartermaster resources in namespace {here} yet"
+            "There are no Quartermaster objects in namespace {here} yet"
         )),
         "{empty}"
     );
@@ -192,7 +192,7 @@ async fn status_watch_shows_changes() {
     let run = Run::on(&bed);
     let arguments = ["status", "-n", &bed.namespace, "--watch", "--interval=50ms"];
     let mut watch = run.start(&arguments);
-    watch.prints("There are no Quartermaster resources").await;
+    watch.prints("There are no Quartermaster objects").await;
     bed.webhook("first", "http://127.0.0.1:1").await;
     watch.prints("contactpoint/first").await;
     bed.webhook("second", "http://127.0.0.1:1").await;

@@ -1,4 +1,4 @@
-//! The exit code of each command: success, failure and wrong usage.
+//! The exit code of each command: success, failure and usage error.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -32,7 +32,7 @@ The operator emits two groups of Events. `kubectl events --for KIND/NAME` shows 
 
 ## Events of reasons
 
-Such an Event has the action `Reconcile`, and reason and message of the condition `Ready`: [Reasons](reasons.md).
+Such an Event has the action `Reconcile`, and the reason and message of the condition `Ready`: [Reasons](reasons.md).
 
 | kind | emitted for |
 | --- | --- |
@@ -145,7 +145,7 @@ pub fn conditions() -> String {
         (
             RECONCILING,
             "all but TrackedField",
-            "`Ready` is False, and the operator works on the object or retries",
+            "`Ready` is False or Unknown, and the operator works on the object, retries, or waits for another object",
             "otherwise",
         ),
         (
@@ -183,8 +183,8 @@ pub fn conditions() -> String {
     }
     let _ = write!(
         page,
-        "\n`{RECONCILING}` and `{STALLED}` repeat reason and message of `{READY}`. A suspended object has neither. The last three \
-         conditions are those of the Deployment.\n{WAITING}"
+        "\n`{RECONCILING}` and `{STALLED}` repeat the reason and message of `{READY}`. A suspended object has neither: kstatus calls it \
+         `InProgress`, so Flux's `wait` and Helm's `--wait` time out. The last three conditions are those of the Deployment.\n{WAITING}"
     );
     page
 }

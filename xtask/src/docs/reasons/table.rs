@@ -151,11 +151,11 @@ pub const REASONS: &[Reason] = &[
     reason("Progressing", &[APP], "Pods are starting or stopping, and nothing indicates a problem.", On("the Deployment changes"), "Wait."),
 
     // The spec.
-    reason("SpecInvalid", &[CP], "The spec is incomplete or breaks a rule. The object is older than the rule, or its body is no template.", Spec, READ_MESSAGE),
+    reason("SpecInvalid", &[CP], "The spec is incomplete or breaks a rule. The object is older than the rule, or its body is not a valid template.", Spec, READ_MESSAGE),
     reason("SpecInvalid", &[TF], "The spec is larger than 256 KiB, so the operator does not read it. The TrackedField is older than the bounds of the CRD.", Spec, "Shorten the spec."),
     reason("SpecInvalid", &[SET], "The spec is larger than 256 KiB, or a selector is invalid.", Spec, READ_MESSAGE),
     reason("SpecInvalid", &[SYNC, MA, MI], "The name or a field breaks a rule. The object is older than the rule.", Spec, READ_MESSAGE),
-    reason("SpecInvalid", &[APP], "`podOverrides` is no valid Pod template, or the object is older than a rule that it breaks.", Spec, READ_MESSAGE),
+    reason("SpecInvalid", &[APP], "`podOverrides` is not a valid Pod template, or the object is older than a rule that it breaks.", Spec, READ_MESSAGE),
     reason("ImageMissing", &[MA], "The spec has no image. The object is older than the rule.", Spec, "Set `spec.image`."),
     reason("BodyInvalid", &[CP], "With `tokenIn: Body`, the test message would lack the token: the body fails, omits the token or changes it.", Spec, "Correct `webhookSpec.body`: it must contain `{{ token }}` unchanged."),
     reason("BodyInvalid", &[TF], "The ContactPoint's body fails for the newest change, so such messages use the default body. If the test message fails, entries wait.", On("the ContactPoint changes"), "Correct the ContactPoint's `webhookSpec.body`: the message names the line."),
@@ -178,7 +178,7 @@ pub const REASONS: &[Reason] = &[
     // Objects that the spec names.
     reason("SecretNotFound", &[CP], "No Secret of that name exists, or the ContactPoint may not use it. The message names the namespaces in which the operator looked.", Poll, "Create the Secret in the ContactPoint's namespace, or correct its name."),
     reason("SecretKeyMissing", &[CP], "The Secret lacks the key. The message lists the keys that it has.", Poll, "Add the key to the Secret, or correct its name in the spec."),
-    reason("SecretInvalid", &[CP], "The Secret's value is no usable token, URL, signing key or certificate, for example because of a newline at its end. A Secret or a value may also be [too large](../kinds/contact-point.md#secrets).", Poll, "Recreate the Secret with `printf` or `kubectl create secret --from-literal`."),
+    reason("SecretInvalid", &[CP], "The Secret's value is not a usable token, URL, signing key or certificate, for example because of a newline at its end. A Secret or a value may also be [too large](../kinds/contact-point.md#secrets).", Poll, "Recreate the Secret with `printf` or `kubectl create secret --from-literal`."),
     reason("SecretForbidden", &[CP], "The operator may not `get` Secrets in the namespace.", Poll, "Install the operator's roles again."),
     reason("SecretUnreadable", &[CP], "The apiserver did not answer with the Secret. The operator keeps the status of a ContactPoint that it has tried before.", Backoff, "Wait. If it lasts, look at the apiserver."),
     reason("TargetNotFound", &[TF], "The target does not exist.", On("the target is created"), "Create the target, or correct `spec.target`."),
@@ -253,7 +253,7 @@ pub const REASONS: &[Reason] = &[
     reason("Provisioning", &[MI], "AWS creates the load balancer, which takes 2 to 5 minutes.", Poll, "Wait."),
     reason("TargetsInitial", &[MI], "AWS has not finished the first health checks of the targets.", Poll, "Wait."),
     reason("Terminating", &[MI], "The MyIngress is being deleted, and AWS has not deleted its load balancer yet.", Poll, "Wait."),
-    reason("TargetsUnhealthy", &[MI], "No target of a listener is healthy. The message has the reason of AWS.", Poll, "Let the security group in the message reach the node port, and answer 200 at `healthCheckPath`."),
+    reason("TargetsUnhealthy", &[MI], "No target of a listener is healthy. The message has AWS's reason.", Poll, "Let the security group in the message reach the node port, and answer 200 at `healthCheckPath`."),
     reason("NoNodes", &[MI], "No node can receive traffic.", On("a node changes"), "Check that nodes have a `spec.providerID` of AWS and no label that excludes them from load balancers."),
     reason("NodesUnreadable", &[MI], "The operator may not list the nodes, or has not listed them yet.", On("the nodes are listed"), "If it lasts, install the operator's roles again."),
     reason("TargetsRejected", &[MI], "AWS accepts none of the nodes as targets: their instances have ended, or are in another VPC.", Backoff, "Delete Nodes without an instance, or name subnets of the nodes' VPC."),
@@ -290,7 +290,7 @@ pub const OUTCOMES_RECORDED: Reason = reason(
 /// Every Event that does not report a reason.
 #[rustfmt::skip]
 pub const EVENTS: &[Event] = &[
-    event("DeliveryFailed", &[TF], true, "Notify", "An entry became `Failed`: the receiver rejected it again after accepting another message, or an attempt failed after 24 h.", "Fix the receiver. The change stays in the history, and no message reports it."),
+    event("DeliveryFailed", &[TF], true, "Notify", "An entry became `Failed`: the receiver refused it again after accepting another message, or an attempt failed after 24 h.", "Fix the receiver. The change stays in the history, and no message reports it."),
     event("EntriesMerged", &[TF], true, "Merge", "The outbox is full, so the operator merged Pending entries with their neighbours. Emitted once, until those are delivered.", "Fix the receiver, or track less."),
     event("TrackedFieldsChanged", &[SET], false, "Reconcile", "The set created or deleted TrackedFields, with their numbers. At most one a minute.", NOTHING),
     event("DriftCorrected", &[SET, SYNC, APP], true, "Correct", "Another client changed an object that the operator owns, and the operator corrected the drift. The note names fields and field manager. Emitted once for the same fields and manager in an episode, at most 8 times per episode. An episode is a series of corrections of one object. It ends after 10 minutes without a correction (5 minutes under `DriftContested`), or when the desired state or `requested-at` changes.", "Change the spec instead, or stop the other client."),
@@ -322,8 +322,8 @@ pub const REPORTED: &[(&str, &str)] = &[
 /// Text about reasons that the table of a kind leaves out.
 #[rustfmt::skip]
 pub const NOTES: &[(&str, &str)] = &[
-    (TF, "The annotation `quartermaster.dev/waiting` has reason and message; `quartermaster.dev/waiting-reason` (column WAITING) has the reason. A TrackedField that does not wait has neither, and `quartermaster status` calls it `Ready`. Target problems take precedence over ContactPoint problems, unless an entry waits.\n\n\
-        With `Suspended`, `ContactPointNotFound`, `ContactPointNotReady` and `DeliveryFailing`, the operator records changes as `Pending`, and sends them later. With `SpecInvalid`, `FieldNotFound`, `PathInvalid`, `ResourceMismatch`, `OutOfScope`, `Forbidden` and `WriteRejected`, it records nothing."),
+    (TF, "The annotation `quartermaster.dev/waiting` has the reason and message; `quartermaster.dev/waiting-reason` (column WAITING) has the reason alone. A TrackedField that does not wait has neither, and `quartermaster status` calls it `Ready`. Target problems take precedence over ContactPoint problems, unless an entry waits.\n\n\
+        With `Suspended`, `ContactPointNotFound`, `ContactPointNotReady` and `DeliveryFailing`, the operator records changes as `Pending`, and sends them later. With `SpecInvalid`, `FieldNotFound`, `PathInvalid`, `ResourceMismatch`, `OutOfScope`, `Forbidden`, `TargetNotFound`, `TargetUnreadable` and `WriteRejected`, it records nothing."),
     (SET, "A set reports what concerns all its TrackedFields, such as a ContactPoint that is not ready. Each TrackedField reports only its own problems."),
     (SYNC, "The message names up to five namespaces without a current copy, each with its own reason; the condition has the reason of the first. The operator serves the others."),
     (APP, "Any other reason is the kubelet's, such as `CreateContainerConfigError` or `InvalidImageName`."),
