@@ -185,6 +185,50 @@ async fn conflict_with_an_apply_ends_the_reconcile() {
     assert_eq!(methods, ["GET", "PATCH"]);
 }
 
+/// After a restart, the status of a ready owner stays true while its child waits for the rate limit. That of another
+/// owner may have been denied, and must not count as applied.
+#[rstest]
+#[case::ready(true, &["GET"])]
+#[case::not_ready(false, &["GET", "PATCH", "PATCH"])]
+#[tokio::test(start_paused = true)]
+async fn only_children_of_ready_owners_wait_for_the_rate_limit(
+    #[case] is_ready: bool,
+    #[case] expected: &[&str],
+) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let metadata = json!({ "namespace": "shop", "name": "web", "uid": "u", "generation": 1 });
+    let owner: Widget =
+        serde_json::from_value(json!({ "spec": {}, "metadata": metadata })).unwrap();
+    let owner = Owner::of(&owner).unwrap();
+    let owner = owner.observed_generation(Some(1)).ready(is_ready);
+    let others = (0..200).map(|number| ObjectKey::new("shop", &format!("other-{number}")));
+    let waiting = others.filter(|other| {
+        let basis = basis(&owner, 0);
+        maps.unconfirmed.must_wait(other, basis, || ())
+    });
+    assert!(waiting.count() > 0, "the rate limit is reached");
+    let cx = context(&maps.client, owner);
+    let desired =
+        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
+    let owned = live("old", &json!({ "ownerReferences": reference() }));
+    Index::apply(
+        &maps,
+        BoundedObject(serde_json::from_value(owned.clone()).unwrap()),
+    );
+    let answers = vec![owned; expected.len()];
+    let both = async {
+        let desired = serde_json::from_value(desired).unwrap();
+        tokio::join!(
+            maps.apply(&cx, desired, Quirks::default()),
+            answer(&mut apiserver, &answers)
+        )
+    };
+    let (applied, methods) = timeout(SOON, both).await.expect("no other request");
+    assert_eq!(matches!(applied, Ok(Ensured::Waits(_))), is_ready);
+    assert_eq!(methods, expected);
+}
+
 /// An admission webhook undoes the change: the apiserver stores nothing and answers with the same version.
 #[tokio::test(start_paused = true)]
 async fn write_that_changes_nothing_is_no_update() {
