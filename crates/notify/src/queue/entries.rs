@@ -96,7 +96,7 @@ impl DeliveryRequest {
             of_field.push((place, entry));
         }
         let mut outgoing = Vec::with_capacity(self.entries.len());
-        // One history is in memory at a time: that of a full outbox takes hundreds of KiB.
+        // The loop holds one history at a time: that of a full outbox takes hundreds of KiB.
         for entries in by_field.into_values() {
             let Some((_, BatchEntry { object, .. })) = entries.first() else {
                 continue;

@@ -165,22 +165,7 @@ async fn conflict_with_an_apply_ends_the_reconcile() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let cx = context(&maps.client, owner());
-    let desired =
-        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
-    let owned = live("old", &json!({ "ownerReferences": reference() }));
-    let answers = [owned, json!(409)];
-    Index::apply(
-        &maps,
-        BoundedObject(serde_json::from_value(answers[0].clone()).unwrap()),
-    );
-    let both = async {
-        let desired = serde_json::from_value(desired).unwrap();
-        tokio::join!(
-            maps.apply(&cx, desired, quirks()),
-            answer(&mut apiserver, &answers)
-        )
-    };
-    let (applied, methods) = timeout(SOON, both).await.expect("no other request");
+    let (applied, methods) = apply_new(&maps, &cx, &mut apiserver, &[owned(), json!(409)]).await;
     assert!(applied.unwrap_err().is_stale());
     assert_eq!(methods, ["GET", "PATCH"]);
 }
@@ -209,22 +194,8 @@ async fn only_children_of_ready_owners_wait_for_the_rate_limit(
     });
     assert!(waiting.count() > 0, "the rate limit is reached");
     let cx = context(&maps.client, owner);
-    let desired =
-        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
-    let owned = live("old", &json!({ "ownerReferences": reference() }));
-    Index::apply(
-        &maps,
-        BoundedObject(serde_json::from_value(owned.clone()).unwrap()),
-    );
-    let answers = vec![owned; expected.len()];
-    let both = async {
-        let desired = serde_json::from_value(desired).unwrap();
-        tokio::join!(
-            maps.apply(&cx, desired, Quirks::default()),
-            answer(&mut apiserver, &answers)
-        )
-    };
-    let (applied, methods) = timeout(SOON, both).await.expect("no other request");
+    let answers = vec![owned(); expected.len()];
+    let (applied, methods) = apply_new(&maps, &cx, &mut apiserver, &answers).await;
     assert_eq!(matches!(applied, Ok(Ensured::Waits(_))), is_ready);
     assert_eq!(methods, expected);
 }
@@ -235,22 +206,8 @@ async fn write_that_changes_nothing_is_no_update() {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let maps = maps(Client::new(service, "shop"), |_| ());
     let cx = context(&maps.client, owner());
-    let desired =
-        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
-    let owned = live("old", &json!({ "ownerReferences": reference() }));
-    Index::apply(
-        &maps,
-        BoundedObject(serde_json::from_value(owned.clone()).unwrap()),
-    );
-    let answers = [owned.clone(), owned.clone(), owned];
-    let both = async {
-        let desired = serde_json::from_value(desired).unwrap();
-        tokio::join!(
-            maps.apply(&cx, desired, Quirks::default()),
-            answer(&mut apiserver, &answers)
-        )
-    };
-    let (applied, methods) = timeout(SOON, both).await.expect("no other request");
+    let answers = [owned(), owned(), owned()];
+    let (applied, methods) = apply_new(&maps, &cx, &mut apiserver, &answers).await;
     assert!(matches!(applied, Ok(Ensured::Kept(_))), "{applied:?}");
     assert_eq!(methods, ["GET", "PATCH", "PATCH"]);
 }
@@ -384,6 +341,35 @@ fn live(data: &str, metadata: &Value) -> Value {
     let change = metadata.as_object().unwrap().clone();
     live["metadata"].as_object_mut().unwrap().extend(change);
     live
+}
+
+/// Returns a child of the owner with old data.
+fn owned() -> Value {
+    live("old", &json!({ "ownerReferences": reference() }))
+}
+
+/// Shows the watch an [owned] child, and applies new data, while the apiserver gives these answers. Returns the result,
+/// and the methods of the requests.
+async fn apply_new(
+    maps: &Maps,
+    cx: &Context<Widget>,
+    apiserver: &mut tower_test::mock::Handle<Request<Body>, Response<Body>>,
+    answers: &[Value],
+) -> (Result<Ensured<()>>, Vec<String>) {
+    Index::apply(
+        maps,
+        BoundedObject(serde_json::from_value(owned()).unwrap()),
+    );
+    let desired =
+        json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
+    let desired = serde_json::from_value(desired).unwrap();
+    let both = async {
+        tokio::join!(
+            maps.apply(cx, desired, Quirks::default()),
+            answer(apiserver, answers)
+        )
+    };
+    timeout(SOON, both).await.expect("no other request")
 }
 
 /// Answers the requests with these bodies; a missing one is a 404, a number a failure with that code, a text one with
