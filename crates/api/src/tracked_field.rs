@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
-use qm_core::conditions::{Activity, MAX_MESSAGE, READY, ReadyCondition};
+use qm_core::conditions::{self, Activity, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
 use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary};
@@ -562,7 +562,7 @@ impl HasReadyCondition for TrackedField {
             reason, message, ..
         } = *condition;
         let is_true = condition.is_true();
-        let message = &message[..message.floor_char_boundary(MAX_MESSAGE)];
+        let message = conditions::bounded(message);
         vec![
             (WAITING, (!is_true).then(|| format!("{reason}: {message}"))),
             (WAITING_REASON, (!is_true).then(|| reason.to_owned())),
@@ -573,6 +573,8 @@ impl HasReadyCondition for TrackedField {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use qm_core::conditions::MAX_MESSAGE;
 
     use super::*;
 

@@ -71,6 +71,11 @@ pub trait HasConditions {
     fn mirror_ready(&mut self, _is_ready: bool, _generation: i64) {}
 }
 
+/// Returns the first [`MAX_MESSAGE`] bytes of a message, up to a whole character.
+pub fn bounded(message: &str) -> &str {
+    &message[..message.floor_char_boundary(MAX_MESSAGE)]
+}
+
 /// Sets a condition; replaces the condition of the same type.
 pub fn set(
     conditions: &mut Vec<Condition>,
@@ -82,7 +87,7 @@ pub fn set(
     now: Time,
 ) {
     let status = status.as_str();
-    let message = &message[..message.floor_char_boundary(MAX_MESSAGE)];
+    let message = bounded(message);
     let existing = conditions
         .iter_mut()
         .find(|condition| condition.type_ == type_);

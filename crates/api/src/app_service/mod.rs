@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
-use qm_core::conditions::{Activity, MAX_MESSAGE, READY, ReadyCondition};
+use qm_core::conditions::{self, Activity, READY, ReadyCondition};
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
 use qm_core::readiness::{Readiness, ReadinessSummary, from_condition};
@@ -320,7 +320,7 @@ impl HasReadyCondition for AppService {
         generation: i64,
         now: Time,
     ) {
-        let message = &condition.message[..condition.message.floor_char_boundary(MAX_MESSAGE)];
+        let message = conditions::bounded(condition.message);
         let own = |type_: &str, readiness: Readiness| {
             let value = readiness.as_str();
             let same = status
