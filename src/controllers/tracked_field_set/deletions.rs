@@ -26,8 +26,6 @@ use crate::controllers::tracked_field::resolver::Resolved;
 /// Time for which Pending entries, or an unread version of the target, keep a child that the set no longer needs. With a
 /// missing contact point or permission the child would otherwise occupy a slot forever.
 const MAX_WAIT: Duration = Duration::from_hours(24);
-/// Maximum time of the reads before the deletions of one reconcile: the creations come after them.
-const READS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl<T: Transport> TrackedFieldSets<T> {
     /// Decides which children to delete.
@@ -47,7 +45,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             .map(|(key, child)| (key.clone(), child.clone()))
             .collect();
         let reads = &DeletionReads::default();
-        let deadline = tokio::time::Instant::now() + READS_TIMEOUT;
+        // The writes come after these reads, and need most of the reconcile's time.
+        let deadline = tokio::time::Instant::now() + self.targets.timeout / 6;
         let decisions = leaving.into_iter().map(|(key, known)| async move {
             let decision = self.deletion_of(cx, resolved, keep, &key, &known, reads);
             let decision = timeout_at(deadline, decision).await;

@@ -84,9 +84,6 @@ pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
 
 /// Maximum number of concurrent requests of one reconcile.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
-/// Maximum time of the writes of one reconcile, which an admission webhook may delay. The runtime drops a reconcile, and
-/// the results of its writes, after a minute.
-const WRITES_TIMEOUT: Duration = Duration::from_secs(40);
 /// Age up to which a resource that was created while no operator ran is reported.
 const REPORTED_AGE: Duration = Duration::from_hours(24);
 /// Minimum interval between two Events about created and deleted children.
@@ -182,6 +179,8 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
     const FIELD_MANAGER: &'static str = "quartermaster/trackedfieldset";
 
     async fn reconcile(&self, cx: &mut Context<TrackedFieldSet>) -> Result<Outcome> {
+        // Writes that hang end before the runtime drops the reconcile, and the results of the others with it.
+        let deadline = Instant::now() + self.targets.timeout * 5 / 6;
         let set = Arc::clone(&cx.object);
         if let Err(message) = set.spec.check_size() {
             return Ok(Outcome::failed(SPEC_INVALID, message));
@@ -258,7 +257,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         let leaving = deletions.due.len() + deletions.waiting;
         let check_after = deletions.check_after;
         let written = self
-            .write(cx, &resource, &unchecked, &mut plan, deletions)
+            .write(cx, &resource, &unchecked, &mut plan, deletions, deadline)
             .await?;
         let covered = plan.covered.values().sum();
         let counts = ChildCounts {
@@ -664,12 +663,13 @@ impl<T: Transport> TrackedFieldSets<T> {
         })
     }
 
-    /// Sends these writes; returns the result of each, `None` if the time was over before the answer.
+    /// Sends these writes; returns the result of each, `None` if its answer did not arrive before the deadline.
     async fn send(
         &self,
         cx: &Context<TrackedFieldSet>,
         resource: &ResourceName,
         writes: Vec<ChildWrite>,
+        deadline: Instant,
     ) -> Result<Vec<(ChildWrite, Option<Result<WriteResult>>)>> {
         let is_creation = |write: &&ChildWrite| matches!(write, ChildWrite::Create { .. });
         let created = writes.iter().filter(is_creation).count();
@@ -683,10 +683,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             reads.gather(resource);
         }
         let is_quota_exceeded = &AtomicBool::new(false);
-        let deadline = tokio::time::Instant::now() + WRITES_TIMEOUT;
         let results = writes.into_iter().map(|write| async move {
             let performed = self.perform(cx, &write, is_quota_exceeded);
-            let result = timeout_at(deadline, performed).await.ok();
+            let result = timeout_at(deadline.into(), performed).await.ok();
             if is_gathering {
                 reads.gather(resource);
             }
@@ -698,7 +697,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .await)
     }
 
-    /// Creates, changes and deletes children, up to the limit of one reconcile. `unchecked` are the children that are
+    /// Creates, changes and deletes children, up to the limit of one reconcile, until `deadline`. `unchecked` are the children that are
     /// not known to match.
     async fn write(
         &self,
@@ -707,6 +706,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         unchecked: &OwnedChildren,
         plan: &mut Plan,
         deletions: Deletions,
+        deadline: Instant,
     ) -> Result<Written> {
         let now = Instant::now();
         let (waiting, quota_is_exceeded) = {
@@ -728,7 +728,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             remaining: chosen.remaining,
             ..Written::default()
         };
-        let results = self.send(cx, resource, chosen.writes).await?;
+        let results = self.send(cx, resource, chosen.writes, deadline).await?;
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
         for key in chosen.matching {
@@ -742,7 +742,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 written.error = Some(Error::other(
                     Class::Transient,
                     WRITE_FAILED,
-                    format!("TrackedFields could not be written within {WRITES_TIMEOUT:?}"),
+                    "TrackedFields could not be written in time",
                 ));
                 continue;
             };

@@ -172,6 +172,46 @@ async fn set_whose_child_cannot_be_read_delays_no_other_set() {
 }
 
 #[tokio::test]
+async fn write_that_hangs_is_reported_and_delays_no_other_write() {
+    let bed = Bed::shared("sets-hanging").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("a", 1).await;
+    bed.deployment("b", 1).await;
+    let (proxy, kubeconfig) = bed.through_proxy().await;
+    let settings = Settings::default().kubeconfig(kubeconfig);
+    let settings = settings
+        .flag("--reconcile-timeout=12s")
+        .flag("--api-timeout=1h");
+    let _operator = Operator::start(&bed, settings).await;
+    bed.set("all", replicas(json!({}))).await;
+    bed.set_reads("all", "Ready").await;
+    let hanging = bed.children("all").await["a"].name_any();
+    let writes = Match::writes().resource("trackedfields").name(&hanging);
+    let hang = proxy.inject(writes.subresource(""), Times::Always, Fault::Hang);
+
+    let quiet = json!({ "spec": { "template": { "historyLimit": 3 } } });
+    bed.patch::<TrackedFieldSet>("all", quiet).await;
+    let message = bed.set_reads("all", "WriteFailed").await;
+    assert!(
+        message.contains("could not be written in time"),
+        "{message}"
+    );
+    let changed = bed.children("all").await;
+    assert_eq!(changed["b"].spec.notification.history_limit, Some(3));
+    assert_ne!(changed["a"].spec.notification.history_limit, Some(3));
+    hang.cancel();
+    bed.set_reads("all", "Ready").await;
+    assert_eq!(
+        bed.children("all").await["a"]
+            .spec
+            .notification
+            .history_limit,
+        Some(3)
+    );
+}
+
+#[tokio::test]
 async fn discovery_that_hangs_is_reported_and_retried() {
     let bed = Bed::shared("sets-undiscovered").await;
     let receiver = Receiver::start().unwrap();
