@@ -206,22 +206,8 @@ async fn no_object_starves_under_load() {
 /// A request that is in flight after the reconcile may fail each time, so the delays must keep growing.
 #[test]
 fn unfinished_reconcile_does_not_reset_the_delays() {
-    let policy = BackoffPolicy {
-        min: Duration::from_secs(1),
-        max: Duration::from_hours(1),
-    };
-    let limits = ReconcileLimits {
-        concurrency: 1,
-        timeout: policy.max,
-        failed: policy,
-        slow: policy,
-        waiting: policy,
-        sync_period: policy.max,
-        max_status_delay: Duration::ZERO,
-        status_interval: Duration::ZERO,
-    };
     let failing = Arc::new(Failing::default());
-    let runner = runner(failing, limits, &Availability::default());
+    let runner = runner(failing, growing_limits(), &Availability::default());
     let key = ObjectKey::new("a", "x");
     for least in [1, 2, 4] {
         for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
@@ -233,6 +219,30 @@ fn unfinished_reconcile_does_not_reset_the_delays() {
     for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
         assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
     }
+}
+
+/// Deleted and created again between two looks, an object differs from its predecessor in the UID alone.
+#[tokio::test(start_paused = true)]
+async fn recreated_object_does_not_inherit_the_backoff() {
+    let failing = Arc::new(Failing {
+        status: Mutex::new(Some(unavailable())),
+        ..Failing::default()
+    });
+    let runner = runner(failing, growing_limits(), &Availability::default());
+    let key = ObjectKey::new("n", "x");
+    let mut object = widget("x");
+    object.metadata.generation = Some(1);
+    object.metadata.uid = Some("first".into());
+    let mut delay = Duration::ZERO;
+    for _ in 0..6 {
+        delay = runner
+            .reconcile_unless_paused(&key, Arc::new(object.clone()))
+            .await;
+    }
+    assert!(delay >= Duration::from_secs(16), "{delay:?}");
+    object.metadata.uid = Some("second".into());
+    let delay = runner.reconcile_unless_paused(&key, Arc::new(object)).await;
+    assert!(delay <= Duration::from_secs(2), "{delay:?}");
 }
 
 fn unavailable() -> serde_json::Value {
@@ -255,6 +265,20 @@ fn limits(concurrency: u16) -> ReconcileLimits {
         sync_period: hour * 24,
         max_status_delay: Duration::ZERO,
         status_interval: Duration::ZERO,
+    }
+}
+
+/// Returns limits whose delays grow from a second to an hour.
+fn growing_limits() -> ReconcileLimits {
+    let policy = BackoffPolicy {
+        min: Duration::from_secs(1),
+        max: Duration::from_hours(1),
+    };
+    ReconcileLimits {
+        failed: policy,
+        slow: policy,
+        waiting: policy,
+        ..limits(1)
     }
 }
 
@@ -449,22 +473,11 @@ fn retry_after_is_kept_when_a_later_conflict_hides_it() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let hour = Duration::from_hours(1);
-        let policy = BackoffPolicy {
-            min: Duration::from_secs(1),
-            max: hour,
-        };
-        let limits = ReconcileLimits {
-            concurrency: 1,
-            timeout: hour,
-            failed: policy,
-            slow: policy,
-            waiting: policy,
-            sync_period: hour,
-            max_status_delay: Duration::ZERO,
-            status_interval: Duration::ZERO,
-        };
-        let runner = runner(Arc::new(Failing::default()), limits, &availability);
+        let runner = runner(
+            Arc::new(Failing::default()),
+            growing_limits(),
+            &availability,
+        );
         let key = ObjectKey::new("n", "x");
         availability.answered(true, Some(429), Some(Duration::from_secs(20)));
         let (_, action) = runner.failed(&key, &conflict(), None);
