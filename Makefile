@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help prerequisites control-plane moto tools docs cluster build run manifests install uninstall deploy undeploy build-installer \
-  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test torture fuzz test-binaries test-image bench demo pictures pages clean
+  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test test-long torture fuzz test-binaries test-image bench demo pictures pages clean
 
 # The image to build, push, load or deploy, such as IMG=registry.example.com/quartermaster:0.1.0. No image is published: the
 # default is a placeholder, which config/ and deploy/ name.
@@ -36,14 +36,23 @@ prerequisites: ## Name the missing tools, and how to get them
 demo: prerequisites moto ## Run the demo on a real control plane (HOLD=1: keep it running; CLUSTER=current: use your cluster)
 	@bash hack/demo.sh
 
-test: prerequisites ## Run the lints and every test, on a real control plane
+test: prerequisites ## Run the lints and the tests, on a real control plane
 	@$(MAKE) --no-print-directory -j2 moto control-plane tools test-binaries
 	@$(MAKE) --no-print-directory lint
-	@rm -rf target/audit target/times
-	@# More threads than cores: most tests wait for the control plane.
-	TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace -- --test-threads=8 2>&1 | tee target/test.log; ended=$$?; \
-	  echo "The ten slowest tests:"; sort -rn target/times | head; \
-	  [ $$ended = 0 ] || { echo "What failed:"; grep -A 9 "panicked at" target/test.log; }; exit $$ended
+	$(call run-tests,--)
+
+test-long: prerequisites ## Run the tests that `make test` leaves out: each takes minutes
+	@$(MAKE) --no-print-directory -j2 moto control-plane tools test-binaries
+	$(call run-tests,--test it -- --ignored)
+
+# $(call run-tests,options for cargo, and for the test programs)
+define run-tests
+@rm -rf target/audit target/times
+@# More threads than cores: most tests wait for the control plane.
+TESTBED_TIMES=$(CURDIR)/target/times cargo test --workspace $(1) --test-threads=8 2>&1 | tee target/test.log; ended=$$?; \
+  echo "The ten slowest tests:"; sort -rn target/times | head; \
+  [ $$ended = 0 ] || { echo "What failed:"; grep -A 9 "panicked at" target/test.log; }; exit $$ended
+endef
 
 # What `make torture` passes on: CASE=app_service/write-7/lost-answer replays one case, TORTURE="--kind my_app --help" is anything else.
 TORTURE ?=

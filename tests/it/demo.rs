@@ -88,6 +88,7 @@ async fn demo_runs_on_its_own_control_plane() {
 }
 
 #[tokio::test]
+#[ignore = "long: run by make test-long"]
 async fn demo_runs_in_the_cluster_and_chat_of_a_user() {
     let plane = ControlPlane::start(Options::default()).await.unwrap();
     let before = kubectl(&plane, &["get", DEMO_RESOURCES, "-o", "name"]).await;

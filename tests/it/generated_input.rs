@@ -395,6 +395,7 @@ async fn contact_point_survives_generated_input() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn tracked_field_survives_generated_input() {
     let (bed, receiver) = (Bed::shared("input-field").await, Receiver::start().unwrap());
     bed.webhook("hook", &receiver.url()).await;
@@ -408,6 +409,7 @@ async fn tracked_field_survives_generated_input() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn tracked_field_set_survives_generated_input() {
     let (bed, receiver) = (Bed::shared("input-set").await, Receiver::start().unwrap());
     bed.webhook("hook", &receiver.url()).await;
@@ -440,6 +442,7 @@ async fn config_map_sync_survives_generated_input() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn my_app_survives_generated_input() {
     let bed = Bed::shared("input-app").await;
     bed.accepts_pods().await;
@@ -453,6 +456,7 @@ async fn my_app_survives_generated_input() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn app_service_survives_generated_input() {
     let bed = Bed::shared("input-service").await;
     bed.accepts_pods().await;

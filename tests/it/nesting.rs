@@ -277,6 +277,7 @@ async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) 
 
 /// Decoded, each 0.7 MB of such `managedFields` would take more than 60 MB of memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn large_forged_managed_fields_fit_into_memory() {
     let mut bed = Bed::shared("forged-large").await;
     bed.client = reading_client(&bed).await;

@@ -124,6 +124,7 @@ fn kind<K: kube::Resource<DynamicType = ()> + CustomResourceExt>()
 #[case::streamed(true)]
 #[case::paged(false)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool) {
     let _guard = only_large_test().await;
     let bed = Bed::on_own_plane_with(Options::apiserver_only(), "huge").await;
@@ -223,6 +224,7 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
 /// Objects of other users, of the maximum size of etcd: decoded, the first two would take 180 MB, and the third twice
 /// as much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn huge_foreign_objects_fit_into_the_memory_of_both_replicas() {
     let _guard = only_large_test().await;
     let bed = Bed::on_own_plane_with(Options::apiserver_only(), "others").await;

@@ -10,6 +10,7 @@ const CROWD: usize = 10_000;
 const SYNCS: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn ten_thousand_foreign_config_maps_are_not_cached_and_hide_nothing() {
     let _guard = only_large_test().await;
     let plane = testbed::Options::apiserver_only();
@@ -76,6 +77,7 @@ async fn ten_thousand_foreign_config_maps_are_not_cached_and_hide_nothing() {
 /// `ConfigMap`s of many short keys: decoded, with `managedFields`, each would take 12 MB, and its copies are written
 /// concurrently. Those that somebody adds to small copies are read concurrently.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn config_maps_of_many_keys_fit_into_memory() {
     const SOURCES: usize = 6;
     const DESTINATIONS: usize = 4;

@@ -438,6 +438,7 @@ async fn autoscaled_app_older_than_the_cpu_rule_can_be_changed() {
 /// Lists of the largest size, under the former CRD that bounded none of them: 1.3 MB. Then apps that break one rule
 /// each.
 #[tokio::test]
+#[ignore = "long: run by make test-long"]
 async fn app_older_than_the_list_bounds_can_be_suspended_and_deleted() {
     let _guard = only_large_test().await;
     let plane = ControlPlane::start(Options::apiserver_only())

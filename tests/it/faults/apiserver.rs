@@ -18,6 +18,7 @@ const FIELDS: usize = 10;
 const ROUNDS: i32 = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn changes_survive_restarts_of_the_apiserver_under_load() {
     let bed = bed_on_own_plane("apiserver").await;
     let receiver = Receiver::start().unwrap();

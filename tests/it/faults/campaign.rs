@@ -46,6 +46,7 @@ impl Replica {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn two_replicas_under_random_faults_deliver_or_truly_fail_every_change() {
     let mut random = seeded("campaign");
     let mut split = || StdRng::seed_from_u64(random.random());

@@ -121,6 +121,7 @@ async fn metric(operator: &Operator, name: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn five_thousand_changes_survive_an_outage_of_the_receiver() {
     let bed = bed_on_own_plane("flood").await;
     let receiver = Receiver::start().unwrap();

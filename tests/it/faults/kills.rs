@@ -33,6 +33,7 @@ struct Plan {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn hundred_kills_lose_nothing() {
     let life = Duration::from_secs(1);
     run(

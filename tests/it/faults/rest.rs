@@ -31,6 +31,7 @@ fn entries(request: &Request) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn thousand_fields_at_rest_cost_no_write() {
     let bed = bed_on_own_plane("rest").await;
     let receiver = Receiver::start().unwrap();

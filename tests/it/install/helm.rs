@@ -655,6 +655,7 @@ async fn admin_of_one_namespace_may_install_there() {
 /// If CRDs are deleted with the release, their objects are deleted first, while the operator runs; a blocked deletion
 /// keeps the whole release.
 #[tokio::test]
+#[ignore = "long: run by make test-long"]
 async fn crds_of_the_release_are_deleted_after_their_objects() {
     let site = Site::new().await;
     let (bed, aws) = (&site.bed, &site.aws);

@@ -205,8 +205,10 @@ async fn protected_load_balancer_follows_the_nodes() {
 /// as without faults.
 #[rstest]
 #[case::throttled(Fault::Throttled, 1)]
+#[ignore = "long: run by make test-long"]
 #[case::throttled_for_long(Fault::Throttled, 7)]
 #[case::failing(Fault::internal_failure(), 1)]
+#[ignore = "long: run by make test-long"]
 #[case::failing_for_long(Fault::internal_failure(), 7)]
 #[case::cut_after(Fault::CutAfter, 1)]
 #[tokio::test]
@@ -337,6 +339,7 @@ async fn objects_older_than_a_restore_are_owned() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn kill_at_any_call_leaves_nothing_behind() {
     let nodes = ["i-1", "i-2"];
     // Each of the two has its own control plane, and they run side by side: the operators use all of it.
@@ -368,6 +371,7 @@ async fn kill_at_any_call_leaves_nothing_behind() {
 /// Kills the operator at each write to Kubernetes. The points follow each other: in parallel, this test and another one
 /// with two control planes could wait for each other's second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "long: run by make test-long"]
 async fn kill_at_any_write_leaves_nothing_behind() {
     use testbed::proxy::{Match, Point};
     let site = Site::with_nodes("written", &["i-1", "i-2"]).await;

@@ -11,6 +11,7 @@ const MANY: usize = 200;
 const UNDER_WAY: usize = 16;
 
 #[tokio::test]
+#[ignore = "long: run by make test-long"]
 async fn reconcile_at_rest_costs_two_batched_reads_and_no_write() {
     let site = Site::new("rest").await;
     site.aws.provisioning(Duration::ZERO);

@@ -86,7 +86,9 @@ const PARTS: usize = 2;
 #[rstest]
 #[case::in_an_installed_cluster(true, 0)]
 #[case::in_another_installed_cluster(true, 1)]
+#[ignore = "long: run by make test-long"]
 #[case::in_a_new_cluster(false, 0)]
+#[ignore = "long: run by make test-long"]
 #[case::in_another_new_cluster(false, 1)]
 #[tokio::test]
 async fn every_page_works_as_described(#[case] installed: bool, #[case] part: usize) {
