@@ -104,7 +104,7 @@ pub struct Timings {
     #[arg(long, env = "QUARTERMASTER_AWS_WRITE_PERIOD", value_parser = duration, default_value = "500ms", hide = true)]
     pub aws_write_period: Duration,
     /// Wait this long for AWS to show a load balancer that the operator requested
-    #[arg(long, env = "QUARTERMASTER_AWS_CONSISTENCY_WINDOW", value_parser = duration, default_value = "60s", hide = true)]
+    #[arg(long, env = "QUARTERMASTER_AWS_CONSISTENCY_WINDOW", value_parser = duration, default_value = "2m", hide = true)]
     pub aws_consistency_window: Duration,
     /// Cache the user of a metrics token for this time
     #[arg(long, env = "QUARTERMASTER_METRICS_AUTHENTICATION_TTL", value_parser = duration, default_value = "1m", hide = true)]
@@ -167,7 +167,7 @@ impl Default for Timings {
             aws_timeout: aws.timeout,
             aws_read_period: aws.read_period,
             aws_write_period: aws.write_period,
-            aws_consistency_window: Duration::from_mins(1),
+            aws_consistency_window: Duration::from_mins(2),
             metrics_authentication_ttl: runtime.metrics_authentication_ttl,
             metrics_authorized_ttl: runtime.metrics_authorized_ttl,
             metrics_unauthorized_ttl: runtime.metrics_unauthorized_ttl,

@@ -244,6 +244,19 @@ impl AwsError {
         self.class != Class::Stale && !all.contains(&self.reason)
     }
 
+    /// Returns the error of a rejection that lasts until a person changes something, whatever its code usually means.
+    #[must_use]
+    pub fn needs_a_person(self) -> Self {
+        if self.class == Class::Slow {
+            return self;
+        }
+        Self {
+            class: Class::Slow,
+            reason: NOT_PERMITTED,
+            ..self
+        }
+    }
+
     /// Returns the label for metrics: AWS's error code, or the reason if the table lacks the code.
     pub(super) fn label(&self) -> &'static str {
         CODES

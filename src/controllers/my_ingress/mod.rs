@@ -147,10 +147,12 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
     fn forget(&self, key: &ObjectKey) {
         self.executor.backends.forget(key);
-        // A MyIngress with the same name in another namespace may wait for the name of the load balancer.
+        // A MyIngress with the same name in another namespace may wait for the name of the load balancer. One that is
+        // being deleted does not; two of them would wake each other without end.
         for other in self.ingresses.all() {
             let other_key = ObjectKey::of(other.as_ref());
-            if other.name_any() == *key.name && other_key != *key {
+            let may_wait = other.metadata.deletion_timestamp.is_none();
+            if may_wait && other.name_any() == *key.name && other_key != *key {
                 self.trigger.wake(&other_key);
             }
         }

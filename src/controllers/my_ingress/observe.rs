@@ -51,7 +51,8 @@ pub(crate) struct Observed {
     pub object: Arc<MyIngress>,
     /// The time, renewed before each step.
     pub now: Timestamp,
-    /// Time within which AWS shows a new resource.
+    /// Time within which AWS shows a new resource, counted from the record of the intent: the rest of the reconcile may
+    /// pass before AWS gets the request.
     pub(crate) consistency_window: Duration,
     pub draft: Draft,
     /// The draft before the first step.
@@ -108,7 +109,12 @@ impl Observed {
     pub fn reject(&mut self, step: Step, error: AwsError) {
         match &step {
             Step::CreateLoadBalancer(_) if error.had_no_effect => {
-                self.draft.alb.clone_from(&self.recorded.alb);
+                // What the status says of the load balancer is about one that no longer exists.
+                self.draft.alb = self.recorded.alb.clone().map(|alb| Alb {
+                    dns: None,
+                    state: None,
+                    ..alb
+                });
             }
             Step::CreateTargetGroup(port, _) if error.had_no_effect => {
                 let before = self.recorded.creation_requested_at(*port).cloned();
@@ -127,6 +133,12 @@ impl Observed {
     /// Returns the load balancer of the desired name, as AWS shows or created it.
     pub(crate) fn visible(&self) -> Option<&LoadBalancer> {
         self.created.as_ref().or(self.load_balancer.as_ref())
+    }
+
+    /// Returns whether AWS has no load balancer and rejected its creation.
+    pub(crate) fn lacks_load_balancer(&self) -> bool {
+        let mut rejected = self.rejected.iter();
+        rejected.any(|(step, _)| matches!(step, Step::CreateLoadBalancer(_)))
     }
 
     /// Returns whether the status does not mention an existing load balancer: the status is new or was lost.
@@ -155,7 +167,7 @@ impl Observed {
     /// new record.
     pub(crate) fn was_just_requested(&self, port: u16) -> bool {
         self.is_within(
-            self.consistency_window / 2,
+            self.consistency_window / 4,
             self.draft.creation_requested_at(port),
         )
     }
@@ -175,8 +187,23 @@ impl Observed {
         listeners.map(|it| it.port).chain(of_groups).collect()
     }
 
-    /// Returns the load balancer for the status: as AWS shows it, if it is owned or adoptable.
+    /// Returns whether the listeners and target groups of the load balancer, and their tags, were read.
+    pub(crate) fn has_inventory(&self) -> bool {
+        let is_done = |is: fn(&Step) -> bool| self.done.iter().any(is);
+        let listeners = self.listeners.iter().map(|it| &it.arn);
+        let mut arns = listeners.chain(self.target_groups.iter().map(|it| &it.arn));
+        is_done(|step| matches!(step, Step::ReadListeners(_)))
+            && is_done(|step| matches!(step, Step::ReadTargetGroups(_)))
+            && arns.all(|arn| self.owners.0.contains_key(arn))
+    }
+
+    /// Returns the load balancer for the status: as AWS shows it, if it is owned or adoptable. After the loss of the
+    /// status, the load balancer is not recorded before its listeners are: a status with the load balancer alone would
+    /// say that it has none.
     pub fn alb(&self) -> Option<Alb> {
+        if self.is_status_lost() && !self.has_inventory() {
+            return self.draft.alb.clone();
+        }
         let is_adoptable = self
             .ownership
             .as_ref()

@@ -229,6 +229,10 @@ impl<'a> Walker<'a> {
             self.take_step(Step::ConfirmOwner(OwnedResource::LoadBalancer))?;
         }
         self.add_finalizer()?;
+        if !self.is_status_complete() {
+            // Tags and status then say that the load balancer is known, so its listeners are recorded before.
+            self.record_inventory(found)?;
+        }
         let (mut changed, mut error) = (Vec::new(), None);
         // The tags come first, because they prove ownership.
         match self.tag(&desired.tags, arn, &ownership.tags) {
@@ -280,8 +284,8 @@ impl<'a> Walker<'a> {
     }
 
     /// Ends the reconcile at a load balancer that the `MyIngress` does not own. The status keeps only the ARN of a load
-    /// balancer that the `MyIngress` once owned, for the Event `Orphaned`. AWS may show tags late, so the operator soon
-    /// reads a recent load balancer again.
+    /// balancer that the `MyIngress` once owned, for the Event `Orphaned`, and the keys of its tags, for its adoption. AWS
+    /// may show tags late, so the operator soon reads a recent load balancer again.
     fn end_not_owned<T>(&self, reason: &'static str, message: String) -> Walk<T> {
         let known = self.alb().unwrap_or_default();
         let actual = self.observed.visible().map(|actual| &*actual.arn);
@@ -289,6 +293,10 @@ impl<'a> Walker<'a> {
         let alb = Alb {
             arn: recorded.map(Into::into),
             creation_requested_at: known.creation_requested_at,
+            managed_tag_keys: match recorded {
+                Some(_) => known.managed_tag_keys,
+                None => Vec::new(),
+            },
             ..Alb::default()
         };
         let requeue = if self.observed.may_yet_appear() {
@@ -350,7 +358,8 @@ impl<'a> Walker<'a> {
         Continue(differs)
     }
 
-    /// Corrects differences from the spec, continues after an error, and returns the first error.
+    /// Corrects differences from the spec, and returns the first error. Continues after an error that may concern one
+    /// resource: while AWS does not answer, three calls would take longer than a reconcile may.
     fn correct_drift(
         &self,
         desired: &DesiredLoadBalancer,
@@ -384,7 +393,13 @@ impl<'a> Walker<'a> {
         for (what, step) in steps.into_iter().flatten() {
             match self.take_step(step) {
                 Continue(()) => changed.push(what),
-                Break(Stop::End(End::Rejected(error))) => _ = first.get_or_insert(error),
+                Break(Stop::End(End::Rejected(error))) => {
+                    let is_last = !error.concerns_one_resource();
+                    first.get_or_insert(error);
+                    if is_last {
+                        break;
+                    }
+                }
                 Break(stop) => return Break(stop),
             }
         }
@@ -413,8 +428,11 @@ impl<'a> Walker<'a> {
         // If the cache is stale, the load balancer may belong to a newer MyIngress of that name.
         self.take_step(Step::ConfirmOwner(OwnedResource::LoadBalancer))?;
         match self.take_step(Step::DeleteLoadBalancer(arn.clone())) {
-            // AWS rejects the deletion until a person changes something, such as the deletion protection.
-            Break(Stop::End(End::Rejected(error))) if error.class == Class::Slow => {
+            // AWS rejects the deletion until a person changes something, such as the deletion protection, or another AWS
+            // service that uses the load balancer.
+            Break(Stop::End(End::Rejected(error)))
+                if error.class == Class::Slow || error.is(error::IN_USE) =>
+            {
                 return self.keep_until_deletable(found, error);
             }
             deleted => deleted?,
@@ -437,7 +455,7 @@ impl<'a> Walker<'a> {
         found: &'a LoadBalancer,
         error: AwsError,
     ) -> Walk<Converged<'a>> {
-        let error = self.with_protection_hint(error, &found.arn);
+        let error = self.with_protection_hint(error.needs_a_person(), &found.arn);
         if self.desired.listeners.is_none() {
             return end_rejected(error);
         }
@@ -479,6 +497,15 @@ impl<'a> Walker<'a> {
             return self.deleting(
                 "AWS may still create the load balancer: the operator deletes it once AWS shows it",
             );
+        }
+        // AWS may leave a load balancer out of one list.
+        if let Some(arn) = self.observed.arn() {
+            self.take_step(Step::ReadTags(arn.into()))?;
+            if self.observed.ownership.is_some() {
+                return self.deleting(
+                    "AWS shows the tags of the load balancer, but not the load balancer",
+                );
+            }
         }
         self.delete_target_groups(LoadBalancerFate::Gone)?;
         if let Some(arn) = self.observed.arn() {

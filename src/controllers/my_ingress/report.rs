@@ -25,7 +25,8 @@ pub(crate) fn report(desired: &Desired<'_>, observed: &Observed) -> Option<Repor
         Continue(converged) => return Some(converged_report(desired, observed, &converged)),
         Break(Stop::Next(_) | Stop::End(End::Deleted)) => return None,
         Break(Stop::End(End::Rejected(error))) => {
-            let readiness = MyIngressReadiness::rejected(observed.alb(), &error);
+            let mut readiness = MyIngressReadiness::rejected(observed.alb(), &error);
+            readiness.without_traffic |= observed.lacks_load_balancer();
             (readiness, Err(error))
         }
         Break(Stop::End(End::Blocked(readiness, requeue))) => (readiness, Ok(requeue)),
@@ -44,7 +45,8 @@ fn converged_report(
 ) -> Report {
     let is_deleting = desired.load_balancer.is_none();
     let mut alb = observed.alb();
-    if !is_deleting {
+    // While AWS rejects a step, the status keeps the keys of tags that may not be removed yet.
+    if !is_deleting && converged.rejected.is_none() {
         let managed_tag_keys = desired.managed_tag_keys.clone();
         alb = alb.map(|alb| Alb {
             managed_tag_keys,
@@ -77,6 +79,9 @@ fn converged_report(
             }
         }
         (Err(error), _) => (MyIngressReadiness::rejected(alb, &error), Err(error)),
+        (Ok((_, Requeue::Poll)), Some(error)) if error.class != Class::Transient => {
+            (MyIngressReadiness::rejected(alb, error), Ok(Requeue::Poll))
+        }
         (Ok(_), Some(error)) => (MyIngressReadiness::rejected(alb, error), Err(error.clone())),
     };
     Report {
@@ -115,7 +120,8 @@ fn with_listeners(
             message: messages.join("; "),
             ..error.clone()
         };
-        if results.in_progress && error.class != Class::Transient {
+        let is_polled = results.in_progress || base.reason == PROVISIONING;
+        if is_polled && error.class != Class::Transient {
             let readiness = MyIngressReadiness::rejected(base.alb, &error);
             return Ok((readiness, Requeue::Poll));
         }

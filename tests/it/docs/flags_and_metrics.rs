@@ -124,7 +124,7 @@ fn named_times_match_the_code() {
         watch_timeout: seconds(120),
         scaling_inactive_grace_period: seconds(300),
         aws_sync_period: seconds(600),
-        aws_consistency_window: seconds(60),
+        aws_consistency_window: seconds(120),
         aws_timeout: seconds(20),
         aws_read_period: Duration::from_millis(200),
         aws_write_period: Duration::from_millis(500),

@@ -4,6 +4,7 @@ use testbed::aws::{On, Point, REGION};
 use testbed::proxy::{Fault, Match, Then, Times, Verb};
 
 use super::*;
+use crate::pins::metrics::reconciles;
 
 const UID: &str = "quartermaster.dev/owner-uid";
 const CLUSTER: &str = "quartermaster.dev/cluster";
@@ -221,6 +222,34 @@ async fn second_of_two_objects_with_one_name_is_rejected() {
     site.bed.delete::<MyIngress>("web").await;
     other.ready("web").await;
     assert_ne!(other.balancer("web").await.unwrap().arn, made.arn);
+}
+
+/// One of them may wait for the name only while it is not deleted itself.
+#[tokio::test]
+async fn deleted_objects_with_one_name_do_not_wake_each_other() {
+    let site = Site::new("kept").await;
+    let other = site.another("kept-too").await;
+    let flag = format!(
+        "--watch-namespace={},{}",
+        site.bed.namespace, other.bed.namespace
+    );
+    let operator = Operator::start(&site.bed, site.settings().flag(&flag)).await;
+    let kept = json!({ "metadata": { "finalizers": ["example.com/kept"] } });
+    for bed in [&site.bed, &other.bed] {
+        let spec = json!({ "subnets": SUBNETS, "suspend": true });
+        bed.create::<MyIngress>("web", json!({ "spec": spec }))
+            .await;
+        bed.patch::<MyIngress>("web", kept.clone()).await;
+        bed.delete::<MyIngress>("web").await;
+    }
+    site.ingress("next", json!({ "suspend": true })).await;
+    site.has_reason("next", "Suspended").await;
+    let reconciles = reconciles(&operator.metrics().await, "myingress");
+    assert!(reconciles < 100, "{reconciles} reconciles");
+    for bed in [&site.bed, &other.bed] {
+        let freed = json!({ "metadata": { "finalizers": null } });
+        bed.patch::<MyIngress>("web", freed).await;
+    }
 }
 
 /// AWS answers a creation with an existing load balancer of that name and those settings, whoever created it.

@@ -21,13 +21,39 @@ use super::{End, ListenerResults, LoadBalancerFate, Stop, Walk, Walker, end_reje
 const DEFAULT_POLICY: &str = "ELBSecurityPolicy-2016-08";
 
 impl<'a> Walker<'a> {
-    /// Returns whether, by spec and status, AWS has no listener or target group to ensure. The status of a restored
-    /// object may be older than its listeners.
-    fn has_no_listeners(&self) -> bool {
+    /// Returns whether the status records every port for which AWS may have resources. The status of a restored object
+    /// may be older than its listeners.
+    pub(super) fn is_status_complete(&self) -> bool {
         let ownership = self.observed.ownership.as_ref();
         let is_restored = ownership.is_some_and(|it| it.relation == Ownership::Restored);
-        let is_known = !self.observed.is_status_lost() && !is_restored;
-        is_known && self.desired.listeners().is_empty() && self.observed.draft.listeners.is_empty()
+        !self.observed.is_status_lost() && !is_restored
+    }
+
+    /// Returns whether, by spec and status, AWS has no listener or target group to ensure.
+    fn has_no_listeners(&self) -> bool {
+        self.is_status_complete()
+            && self.desired.listeners().is_empty()
+            && self.observed.draft.listeners.is_empty()
+    }
+
+    /// Reads the listeners and target groups of the load balancer, and records the ports of those that are desired or
+    /// owned. Returns the ports with owned resources, or with a record.
+    pub(super) fn record_inventory(&self, found: &LoadBalancer) -> Walk<BTreeSet<u16>> {
+        let (desired, observed) = (self.desired, self.observed);
+        self.take_step(Step::ReadListeners(found.arn.clone()))?;
+        self.take_step(Step::ReadTargetGroups(found.arn.clone()))?;
+        let arns = observed.listeners.iter().map(|it| it.arn.clone());
+        let groups = observed.target_groups.iter().map(|it| it.arn.clone());
+        self.read_ownership(arns.chain(groups))?;
+        let ports: BTreeSet<_> = desired.listeners().iter().map(|it| it.port).collect();
+        let recorded: BTreeSet<_> = observed.draft.listeners.iter().map(|it| it.port).collect();
+        let existing = &observed.owned_ports(&desired.tags.group_prefix()) | &recorded;
+        let new = &(&ports | &existing) - &recorded;
+        if !new.is_empty() {
+            // A later reconcile removes only resources of recorded ports.
+            self.take_step(Step::RecordIntent(Intent::Ports(new)))?;
+        }
+        Continue(existing)
     }
 
     /// Deletes all owned target groups, after the load balancer. A load balancer that is left behind keeps the groups
@@ -81,19 +107,8 @@ impl<'a> Walker<'a> {
             return Continue(None);
         }
         let (desired, observed) = (self.desired, self.observed);
-        self.take_step(Step::ReadListeners(found.arn.clone()))?;
-        self.take_step(Step::ReadTargetGroups(found.arn.clone()))?;
-        let arns = observed.listeners.iter().map(|it| it.arn.clone());
-        let groups = observed.target_groups.iter().map(|it| it.arn.clone());
-        self.read_ownership(arns.chain(groups))?;
+        let existing = self.record_inventory(found)?;
         let ports: BTreeSet<_> = desired.listeners().iter().map(|it| it.port).collect();
-        let recorded: BTreeSet<_> = observed.draft.listeners.iter().map(|it| it.port).collect();
-        let existing = &observed.owned_ports(&desired.tags.group_prefix()) | &recorded;
-        let new = &(&ports | &existing) - &recorded;
-        if !new.is_empty() {
-            // A later reconcile removes only resources of recorded ports.
-            self.take_step(Step::RecordIntent(Intent::Ports(new)))?;
-        }
         if !ports.is_empty() {
             self.take_step(Step::ReadNodes)?;
         }
@@ -115,7 +130,7 @@ impl<'a> Walker<'a> {
         for port in &existing - &ports {
             let before = observed.draft.listener(port).cloned();
             match self.remove_listener(port) {
-                Break(Stop::End(End::Rejected(error))) => {
+                Break(Stop::End(End::Rejected(error))) if error.concerns_one_resource() => {
                     let rejected = before.map(|before| ListenerStatus {
                         healthy: 0,
                         reason: error.reason.into(),
@@ -183,10 +198,24 @@ impl<'a> Walker<'a> {
             Err(result) => return Continue(result),
         };
         let arn = || group.arn.clone();
-        self.ensure_ownership(&group.arn)?;
+        let mut rejected_first = None;
+        // The targets follow the nodes even if AWS rejects another step.
+        let mut go_on = |walk| match walk {
+            Break(Stop::End(End::Rejected(error))) if error.concerns_one_resource() => {
+                rejected_first.get_or_insert(error);
+                Continue(())
+            }
+            walk => walk,
+        };
+        let owned = self.ensure_ownership(&group.arn);
+        if observed.owners.is_owned(&group.arn) {
+            go_on(owned)?;
+        } else {
+            owned?;
+        }
         let path = listener.health_check_path();
         if group.health_check_path != path {
-            self.take_step(Step::SetHealthCheck(arn(), path.into()))?;
+            go_on(self.take_step(Step::SetHealthCheck(arn(), path.into())))?;
         }
         let registered = self.read_health(&group.arn)?;
         let released = released(service, registered);
@@ -195,6 +224,9 @@ impl<'a> Walker<'a> {
         let is_redirected = self.ensure_forwarding(found, listener, existing, group)?;
         if !remove.is_empty() {
             self.take_step(Step::DeregisterTargets(arn(), remove))?;
+        }
+        if let Some(error) = rejected_first {
+            return end_rejected(error);
         }
         // Health from before the listener forwarded to the group, or the target was added, proves nothing.
         let known = |it: &&TargetHealth| !is_redirected && !add.contains(&it.target);
@@ -216,14 +248,18 @@ impl<'a> Walker<'a> {
         reason: &'static str,
         message: String,
     ) -> Walk<ListenerResult> {
-        let is_empty = match self.deregister_released(port) {
+        let left = match self.deregister_released(port) {
             // The result has an error already.
-            Break(Stop::End(End::Rejected(_))) => false,
-            removed => removed?,
+            Break(Stop::End(End::Rejected(_))) => None,
+            left => left?,
         };
         let mut result = self.unchanged(port, reason, message);
-        if is_empty {
-            (result.healthy, result.total) = (0, 0);
+        if let Some(left) = left {
+            let healthy = left.iter().filter(|it| it.state == "healthy").count();
+            result.healthy = count(healthy);
+            if left.is_empty() {
+                result.total = 0;
+            }
         }
         Continue(result)
     }
@@ -234,20 +270,22 @@ impl<'a> Walker<'a> {
         Continue(health.map(Vec::as_slice).unwrap_or_default())
     }
 
-    /// Removes the targets of a listener that no longer lead to the Service. Returns whether no target remains.
-    fn deregister_released(&self, port: u16) -> Walk<bool> {
+    /// Removes the targets of a listener that no longer lead to the Service. Returns those that remain, `None` if the
+    /// listener has no owned group.
+    fn deregister_released(&self, port: u16) -> Walk<Option<Vec<&'a TargetHealth>>> {
         let observed = self.observed;
         let name = self.desired.tags.group_name(port);
         // A group without a listener gets no traffic.
         let mut groups = observed.target_groups.iter();
         let group = groups.find(|group| group.name == name);
         let Some(group) = group.filter(|group| observed.owners.is_owned(&group.arn)) else {
-            return Continue(false);
+            return Continue(None);
         };
         let registered = self.read_health(&group.arn)?;
         let service = observed.services.get(&port).and_then(Option::as_ref);
         let targets = released(service, registered);
-        let active = registered.iter().filter(|it| !it.is_draining()).count();
+        let stays = |it: &&TargetHealth| !it.is_draining() && !targets.contains(&it.target);
+        let left = registered.iter().filter(stays).collect();
         let count = targets.len();
         if count > 0 {
             self.take_step(Step::DeregisterTargets(group.arn.clone(), targets))?;
@@ -255,7 +293,7 @@ impl<'a> Walker<'a> {
                 "Removed {count} targets of port {port}: the Service released their node port"
             ))?;
         }
-        Continue(active == count)
+        Continue(Some(left))
     }
 
     /// Ensures the target group of a listener. Returns the group, or the result of a listener that cannot have one.

@@ -153,7 +153,9 @@ impl Aws for FakeAws {
     }
 
     async fn find_tags(&self, arn: &str) -> Result<Option<Tags>, AwsError> {
-        Ok(self.state().visible_tags(arn))
+        let state = self.state();
+        let is_gone = arn == LOAD_BALANCER && state.load_balancer.is_none();
+        Ok(state.visible_tags(arn).filter(|_| !is_gone))
     }
 
     async fn create_load_balancer(

@@ -2,7 +2,7 @@
 
 use qm_api::common::{ADOPT_BY, OWNER, OWNER_UID};
 use qm_aws::AwsError;
-use qm_aws::error::OPERATION_NOT_PERMITTED;
+use qm_aws::error::{IN_USE, OPERATION_NOT_PERMITTED};
 use qm_aws::listeners::TargetHealth;
 use qm_runtime::error::Class;
 use qm_runtime::outcome::Requeue;
@@ -197,9 +197,9 @@ async fn adoptable_load_balancer_is_adopted(#[case] actual: &[(&str, &str)], #[c
     let is_restored = actual.len() == 3;
     let change = |world: &mut World| tag(world, LOAD_BALANCER, actual);
     let confirm = if is_restored { "ConfirmOwner " } else { "" };
-    // Listeners are read until the status is known to be complete.
+    // Listeners are read while the status may lack some, before anything says that the load balancer is known.
     let steps = format!(
-        "FindLoadBalancer ReadTags {confirm}AddFinalizer {rest} ReadListeners ReadTargetGroups"
+        "FindLoadBalancer ReadTags {confirm}AddFinalizer ReadListeners ReadTargetGroups {rest}"
     );
     let mut world = World::plain();
     world.object["status"] = json!({});
@@ -288,9 +288,10 @@ async fn tags_of_the_spec_are_ensured(
 #[case::one_resource(vec![("SetSubnets", spec_rejected())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
      ReadTargetHealth", "SpecRejected")]
-#[case::all_calls(vec![("SetSubnets", throttled())], "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated", "Throttled")]
-#[case::first_counts(vec![("SetSubnets", throttled()), ("SetSecurityGroups", spec_rejected())],
-    "!SetSubnets SetIpAddressType !SetSecurityGroups Emit:Updated", "Throttled")]
+#[case::all_calls(vec![("SetSubnets", throttled())], "!SetSubnets", "Throttled")]
+#[case::first_counts(vec![("SetSubnets", denied()), ("SetSecurityGroups", spec_rejected())],
+    "!SetSubnets SetIpAddressType !SetSecurityGroups Emit:Updated ReadListeners ReadTargetGroups ReadOwnership ReadNodes ReadService \
+     ReadTargetHealth", "AccessDenied")]
 #[case::listeners_count_before(vec![("SetSubnets", spec_rejected()), ("ReadListeners", throttled())],
     "!SetSubnets SetIpAddressType SetSecurityGroups Emit:Updated !ReadListeners", "Throttled")]
 #[case::tags(vec![("AddTags", spec_rejected())],
@@ -602,8 +603,8 @@ async fn rejected_listener_does_not_block_the_others(
         let (first, second) = (&report.listeners[0], &report.listeners[1]);
         assert_eq!(
             (first.healthy, &*first.reason),
-            (1, "SpecRejected"),
-            "unchanged"
+            (2, "SpecRejected"),
+            "the targets are those that AWS shows"
         );
         assert_eq!((second.healthy, &*second.reason), (2, ""));
     }
@@ -659,10 +660,49 @@ async fn listener_that_a_restored_status_lacks_is_removed() {
         }
     };
     let steps = format!(
-        "{FOUND} ConfirmOwner AddTags Emit:Adopted {LISTENERS} RecordPorts DeleteListener Emit:Updated FindTargetGroup \
+        "{FOUND} ConfirmOwner {LISTENERS} RecordPorts AddTags Emit:Adopted DeleteListener Emit:Updated FindTargetGroup \
          ReadOwnership DeleteTargetGroup"
     );
     check(World::new(), change, &steps, "Ready").await;
+}
+
+/// A listener that the lost status does not mention is removed, whatever AWS rejects before.
+#[rstest]
+#[case::listeners("ReadListeners")]
+#[case::groups("ReadTargetGroups")]
+#[case::tags("ReadOwnership")]
+#[case::load_balancer("SetSubnets")]
+#[tokio::test]
+async fn listener_of_a_lost_status_is_removed_after_a_failure(#[case] rejected: &'static str) {
+    let mut world = World::new();
+    world.object["spec"]["listeners"] = json!([]);
+    world.object["spec"]["subnets"] = json!(["subnet-1", "subnet-3"]);
+    world.object["spec"]["tags"] = json!({ "a": "1" });
+    world.object["status"] = json!({});
+    world.rejected = vec![(rejected, throttled())];
+    world.reconcile_and_store().await;
+    assert_eq!(world.aws.listeners.len(), 1);
+    world.rejected.clear();
+    world.reconcile_and_store().await;
+    assert_eq!((world.aws.listeners.len(), world.aws.groups.len()), (0, 0));
+}
+
+/// Tags that the spec dropped are removed once AWS allows their removal.
+#[tokio::test]
+async fn rejected_removal_of_a_tag_is_repeated() {
+    let mut world = World::plain();
+    alb(&mut world)["managedTagKeys"] = json!(["a"]);
+    let actual = world.aws.tags.get_mut(LOAD_BALANCER).unwrap();
+    actual.insert("a".into(), "1".into());
+    world.rejected = vec![("RemoveTags", denied())];
+    world.reconcile_and_store().await;
+    assert_eq!(
+        *alb(&mut world),
+        json!({ "arn": LOAD_BALANCER, "dns": "web.elb", "state": "active", "managedTagKeys": ["a"] })
+    );
+    world.rejected.clear();
+    world.reconcile_and_store().await;
+    assert_eq!(world.aws.tags[LOAD_BALANCER], owner_tags());
 }
 
 /// A removal that AWS rejects does not block the next one.
@@ -676,13 +716,13 @@ async fn rejected_removal_does_not_block_the_others() {
     );
     world.object["spec"]["listeners"] = json!([]);
     world.object["status"]["listeners"] = json!([{ "port": 80, "healthy": 2 }, { "port": 81 }]);
-    world.rejected = vec![("DeleteListener", throttled())];
+    world.rejected = vec![("DeleteListener", denied())];
     let steps = format!("{FOUND} {LISTENERS} !DeleteListener !DeleteListener");
-    let (_, reconciled) = check(world, |_| {}, &steps, "Throttled").await;
+    let (_, reconciled) = check(world, |_| {}, &steps, "AccessDenied").await;
     let listeners = &reconciled.report().listeners;
     assert_eq!(
         (listeners.len(), listeners[0].healthy, &*listeners[0].reason),
-        (2, 0, "Throttled")
+        (2, 0, "AccessDenied")
     );
 }
 
@@ -698,7 +738,10 @@ async fn failed_load_balancer_has_no_listeners() {
 #[rstest]
 #[case::plain(|_: &mut World| {}, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups Emit:Deleted", "")]
 #[case::lingers(|world: &mut World| world.aws.lingers = true, "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion", "Terminating")]
-#[case::already_deleted(|world: &mut World| world.aws.load_balancer = None, "ReadAccount ListTargetGroups Emit:AlreadyDeleted", "")]
+#[case::already_deleted(|world: &mut World| world.aws.load_balancer = None, "ReadAccount ReadTags ListTargetGroups Emit:AlreadyDeleted", "")]
+#[case::left_out_of_a_list(|world: &mut World| { world.aws.unlisted.insert(LOAD_BALANCER.into()); }, "ReadAccount ReadTags", "Terminating")]
+#[case::in_use(|world: &mut World| world.rejected = vec![("DeleteLoadBalancer", aws_error(Class::Transient, "OperationInProgress", IN_USE))],
+    "ReadTags ConfirmOwner !DeleteLoadBalancer", "NotPermitted")]
 #[case::not_visible(|world: &mut World| { requested(world, 30); world.aws.hidden.insert(LOAD_BALANCER.into()); }, "", "Terminating")]
 #[case::tags_not_visible(|world: &mut World| { requested(world, 30); tag(world, LOAD_BALANCER, &[]); }, "ReadTags", "Terminating")]
 #[case::not_owned(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]), "ReadTags ListTargetGroups Emit:Orphaned", "")]
@@ -731,23 +774,23 @@ async fn load_balancer_is_deleted(
 #[case::with_the_load_balancer(|_: &mut World| {},
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:Deleted", "")]
 #[case::after_the_load_balancer(|world: &mut World| { world.aws.load_balancer = None; world.aws.listeners.clear(); },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:AlreadyDeleted", "")]
+    "ReadAccount ReadTags ListTargetGroups ReadOwnership ConfirmOwner DeleteTargetGroup Emit:AlreadyDeleted", "")]
 #[case::foreign_group(|world: &mut World| tag(world, GROUP, &[("theirs", "x")]),
     "ReadTags ConfirmOwner DeleteLoadBalancer VerifyDeletion ListTargetGroups ReadOwnership Emit:Deleted", "")]
 #[case::load_balancer_is_left(|world: &mut World| tag(world, LOAD_BALANCER, &[("theirs", "x")]),
     "ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup Emit:Orphaned", "")]
 #[case::still_in_use(|world: &mut World| { world.aws.load_balancer = None; },
-    "ReadAccount ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "OperationInProgress")]
+    "ReadAccount ReadTags ListTargetGroups ReadOwnership ConfirmOwner !DeleteTargetGroup", "OperationInProgress")]
 #[case::group_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.hidden.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups", "Terminating")]
+}, "ReadAccount ReadTags ListTargetGroups", "Terminating")]
 #[case::group_tags_not_visible(|world: &mut World| {
     world.aws.load_balancer = None;
     world.aws.untagged.insert(GROUP.into());
     requested_for(world, 0, 30);
-}, "ReadAccount ListTargetGroups ReadOwnership", "Terminating")]
+}, "ReadAccount ReadTags ListTargetGroups ReadOwnership", "Terminating")]
 #[tokio::test]
 async fn target_groups_are_deleted_after_the_load_balancer(
     #[case] change: Change,

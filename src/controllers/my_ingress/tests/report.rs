@@ -85,6 +85,33 @@ async fn state_gives_condition_and_requeue(
     assert_eq!(ended(&report.requeue), requeue);
 }
 
+/// The status says nothing of a load balancer that no longer exists.
+#[tokio::test]
+async fn deleted_load_balancer_whose_creation_is_rejected_has_no_traffic() {
+    let mut world = World::new();
+    world.aws.load_balancer = None;
+    let error = aws_error(Class::Slow, "QuotaExceeded", "TooManyLoadBalancers");
+    world.rejected = vec![("CreateLoadBalancer", error)];
+    world.reconcile_and_store().await;
+    let status = &world.object["status"];
+    assert_eq!(status["alb"], json!({ "arn": LOAD_BALANCER }));
+    let listener = json!({ "port": 80, "healthy": 0, "total": 2, "reason": "QuotaExceeded" });
+    assert_eq!(status["listeners"], json!([listener]));
+}
+
+/// A rejected listener does not end the polls of a load balancer that AWS still creates.
+#[tokio::test]
+async fn provisioning_is_polled_although_a_listener_is_rejected() {
+    let mut world = World::new();
+    set_state(&mut world, "provisioning");
+    world.object["spec"]["listeners"][0]["healthCheckPath"] = json!("/healthz");
+    let error = aws_error(Class::Terminal, "SpecRejected", "ValidationError");
+    world.rejected = vec![("SetHealthCheck", error)];
+    let reconciled = world.reconcile().await;
+    assert_eq!(reconciled.report().readiness.reason, "SpecRejected");
+    assert_eq!(reconciled.report().requeue, Ok(Requeue::Poll));
+}
+
 /// A problem that a person has to fix comes before a transient one, whatever the listeners' order.
 #[tokio::test]
 async fn lasting_problem_comes_first() {
