@@ -168,8 +168,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         &self,
         cx: &Context<O>,
         desired: K,
+        quirks: Quirks<'_, K>,
     ) -> Result<Ensured<S>> {
-        let quirks = Quirks::default();
         let applied = Applied::new(&cx.owner, self.field_manager, &self.drift, desired, quirks)?;
         self.synced().await;
         let created = if self.cache.known(&applied.key).is_some() {

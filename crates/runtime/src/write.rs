@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use http::HeaderValue;
-use http::header::ACCEPT;
+use http::header::{ACCEPT, CONTENT_TYPE};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::object::HasStatus;
 use kube::core::{ObjectMeta, PartialObjectMeta, Request, Status};
 use kube::{Api, Resource, ResourceExt};
 use qm_core::kind::Kind;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize as _, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::cache::strip;
@@ -22,6 +23,9 @@ use super::raw_object::BoundedObject;
 /// Media type that asks the apiserver to answer with the metadata alone.
 const METADATA: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
+
+/// Media type of a JSON Patch, RFC 6902.
+const JSON_PATCH: HeaderValue = HeaderValue::from_static("application/json-patch+json");
 
 /// Writes `status`, computed from `object`: fails with 409 if the object has changed since, so that no other change is
 /// lost. Removes fields that the object's status has and `status` lacks. Returns the written object. The apiserver
@@ -38,22 +42,19 @@ pub async fn status<K>(
 where
     K: Kind + HasStatus<Status: Serialize + DeserializeOwned> + Clone + Debug + DeserializeOwned,
 {
-    let mut status = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
-    let stored = K::Status::deserialize(&status).map_err(kube::Error::SerdeError)?;
-    // A merge patch replaces a list as a whole, so a status that is a list needs no nulls, and the old list need not be
-    // serialized.
-    if status.is_object()
+    // Text, because a history of hundreds of entries takes several MiB as JSON values.
+    let mut text = to_raw_value(status).map_err(kube::Error::SerdeError)?;
+    let stored = serde_json::from_str(text.get()).map_err(kube::Error::SerdeError)?;
+    // A merge patch replaces a list as a whole, so a status that is a list needs no nulls.
+    if text.get().starts_with('{')
         && let Some(before) = object.status()
     {
-        null_removed(
-            &serde_json::to_value(before).map_err(kube::Error::SerdeError)?,
-            &mut status,
-        );
+        text = with_nulls(before, status).map_err(kube::Error::SerdeError)?;
     }
-    let patch = json!({
-        "metadata": { "uid": object.uid(), "resourceVersion": object.resource_version() },
-        "status": status,
-    });
+    let patch = StatusPatch {
+        metadata: json!({ "uid": object.uid(), "resourceVersion": object.resource_version() }),
+        status: text,
+    };
     let parameters = PatchParams {
         field_manager: Some(manager.into()),
         ..PatchParams::default()
@@ -75,6 +76,19 @@ where
     let mut object = with_metadata(object, written);
     *object.status_mut() = Some(stored);
     Ok(object)
+}
+
+#[derive(Debug, Serialize)]
+struct StatusPatch {
+    metadata: Value,
+    status: Box<RawValue>,
+}
+
+/// Returns `after` with a null for each field that `before` has and `after` lacks.
+fn with_nulls<S: Serialize>(before: &S, after: &S) -> serde_json::Result<Box<RawValue>> {
+    let mut after = serde_json::to_value(after)?;
+    null_removed(&serde_json::to_value(before)?, &mut after);
+    to_raw_value(&after)
 }
 
 /// Returns `object` with the metadata that a write returned.
@@ -351,6 +365,38 @@ where
         .patch(name, &parameters, &pinned(metadata, patch))
         .await?
         .0)
+}
+
+/// Replaces the whole spec of the object that had `metadata`, whoever owns its fields: fails with 409 if the object has
+/// changed since. Returns the written object.
+///
+/// # Errors
+/// The apiserver's error, such as 409 or 404.
+pub(crate) async fn spec<K>(
+    api: &Api<BoundedObject<K>>,
+    manager: &str,
+    metadata: &ObjectMeta,
+    spec: &Value,
+) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Default + Clone + Debug + DeserializeOwned,
+{
+    let parameters = PatchParams {
+        field_manager: Some(manager.into()),
+        ..PatchParams::default()
+    };
+    let operations = json!([
+        { "op": "replace", "path": "/metadata/uid", "value": metadata.uid },
+        { "op": "replace", "path": "/metadata/resourceVersion", "value": metadata.resource_version },
+        { "op": "replace", "path": "/spec", "value": spec },
+    ]);
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let request = Request::new(api.resource_url());
+    let request = request.patch(name, &parameters, &Patch::Merge(&operations));
+    let mut request = request.map_err(kube::Error::BuildRequest)?;
+    request.headers_mut().insert(CONTENT_TYPE, JSON_PATCH);
+    let client = api.clone().into_client();
+    Ok(client.request::<BoundedObject<K>>(request).await?.0)
 }
 
 /// Merges `patch` into the metadata of an object of the operator's own kinds. The apiserver answers with the metadata

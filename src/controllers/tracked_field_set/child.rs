@@ -14,6 +14,7 @@ use qm_api::tracked_field::{
 use qm_api::tracked_field_set::{HISTORY_LIMIT, SET, TargetSelector, TrackedFieldSetSpec};
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
+use qm_runtime::children::Quirks;
 use qm_runtime::ownership::Owner;
 use qm_runtime::watch::ResourceName;
 use serde_json::json;
@@ -137,6 +138,17 @@ pub fn build(set: &TrackedFieldSet, key: &ObjectKey, spec: TrackedFieldSpec) -> 
         },
         spec,
         status: None,
+    }
+}
+
+/// Returns how a child is applied. The admission policies check that the author of a `TrackedField` may read its target,
+/// so the context, template or `when` that somebody sets together with another target never stays.
+pub fn quirks() -> Quirks<'static, TrackedField> {
+    Quirks {
+        is_retargeted: Some(|desired, live| {
+            desired.spec.target != live.spec.target || desired.spec.field != live.spec.field
+        }),
+        ..Quirks::default()
     }
 }
 

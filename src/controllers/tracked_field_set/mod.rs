@@ -21,7 +21,7 @@ use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_core::time::whole_seconds;
 use qm_notify::Transport;
 use qm_runtime::cache::CacheStatus;
-use qm_runtime::children::{Children, Ensured, Quirks};
+use qm_runtime::children::{Children, Ensured};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{Class, Error, FORBIDDEN, QUOTA_EXCEEDED, Result, WRITE_FAILED};
@@ -639,12 +639,13 @@ impl<T: Transport> TrackedFieldSets<T> {
                 return Ok(WriteResult::Waits);
             }
             ChildWrite::Create { target, child } => {
-                let applied = self.children.create(cx, (**child).clone()).await;
+                let desired = (**child).clone();
+                let applied = self.children.create(cx, desired, child::quirks()).await;
                 (target, child, applied)
             }
             ChildWrite::Change { target, child } => {
-                let (desired, quirks) = ((**child).clone(), Quirks::default());
-                let applied = self.children.apply(cx, desired, quirks).await;
+                let desired = (**child).clone();
+                let applied = self.children.apply(cx, desired, child::quirks()).await;
                 (target, child, applied)
             }
         };

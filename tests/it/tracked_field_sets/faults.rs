@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use qm_api::tracked_field::Entry;
@@ -435,6 +435,53 @@ async fn edited_child_replaces_no_sibling() {
         uids.collect::<BTreeMap<(String, String), _>>()
     };
     assert_eq!(uids(&all().await), uids(&before));
+}
+
+/// Somebody who may not read the target of a child could otherwise read it through a context that they set together with
+/// a target of their own.
+#[tokio::test]
+async fn child_with_another_target_loses_what_was_set_with_it() {
+    let bed = Bed::shared("sets-retargeted").await;
+    let (_proxy, _operator, _receiver) = with_two_children(&bed).await;
+    bed.set_reads("all", "Ready").await;
+    let child = bed.children("all").await.remove("a").unwrap();
+    let name = child.name_any();
+    let mut spec = json!({
+        "target": { "name": "b" }, "context": { "x": "{.spec.paused}" }, "template": "x", "when": "false", "suspend": true,
+    });
+    bed.patch::<TrackedField>(&name, json!({ "spec": spec }))
+        .await;
+    let restored = child_is_restored(&bed, &child).await;
+    assert_eq!(restored.uid(), child.uid());
+
+    // An apply of another manager, which would also own its fields after the set's apply.
+    spec["target"] = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "b" });
+    let applied = json!({
+        "apiVersion": TrackedField::api_version(&()), "kind": "TrackedField", "metadata": { "name": name }, "spec": spec,
+    });
+    let parameters = PatchParams::apply("them").force();
+    let applied = bed
+        .api::<TrackedField>()
+        .patch(&name, &parameters, &Patch::Apply(&applied))
+        .await
+        .unwrap();
+    assert_eq!(applied.spec.notification.suspend, Some(true));
+    child_is_restored(&bed, &child).await;
+
+    // What is set without another target was admitted for this one.
+    let suspend = json!({ "spec": { "suspend": true } });
+    bed.patch::<TrackedField>(&name, suspend).await;
+    let drift = json!({ "spec": { "historyLimit": 3 } });
+    bed.patch::<TrackedField>(&name, drift).await;
+    let what = "is corrected";
+    let limit = child.spec.notification.history_limit;
+    let corrected = bed
+        .until::<TrackedField>(&name, what, |it| {
+            it.spec.notification.history_limit == limit
+        })
+        .await;
+    assert_eq!(corrected.spec.notification.suspend, Some(true));
+    bed.set_reads("all", "Ready").await;
 }
 
 #[tokio::test]

@@ -139,6 +139,10 @@ pub struct Quirks<'a, K> {
     pub renumbered: &'a [&'a str],
     /// Returns the field that the apiserver rejects with this status, if the status does not name the field.
     pub unnamed_field: fn(&Status) -> Option<&'static str>,
+    /// Returns whether the spec of the live child (the second) is about another object than the desired one (the first).
+    /// The spec is then replaced as a whole: what others have added was admitted for that other object. `None` for kinds
+    /// without such a spec.
+    pub is_retargeted: Option<fn(&K, &K) -> bool>,
 }
 
 impl<K> Default for Quirks<'_, K> {
@@ -150,6 +154,7 @@ impl<K> Default for Quirks<'_, K> {
             clear_allocated: |_, _| (),
             renumbered: &[],
             unnamed_field: |_| None,
+            is_retargeted: None,
         }
     }
 }
@@ -278,10 +283,16 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             let child = title::<K>(&self.key);
             return Err(Error::Rejected { child, status });
         }
+        let replaced = self.replace_other_spec(api, live).await?;
+        let live = replaced.as_ref().unwrap_or(live);
         let owned = self
             .take_ownership(api, live, ownership, matched, has_drifted)
             .await?;
         let owned = owned.as_ref().unwrap_or(live);
+        if self.quirks.is_retargeted.is_some() {
+            // The child may have got another target since the read.
+            object.meta_mut().resource_version = owned.resource_version();
+        }
         let applied = write::apply(api, self.field_manager, &object).await;
         match classified::<K, _>(&self.key, applied) {
             Ok(applied) if (self.quirks.ignored)(&self.object, &applied) => {
@@ -314,6 +325,17 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             }
             answer => answer.map(Some),
         }
+    }
+
+    /// Replaces the spec of a live child that is about another object; returns the child if it was written.
+    async fn replace_other_spec(&self, api: &Api<BoundedObject<K>>, live: &K) -> Result<Option<K>> {
+        let is_retargeted = self.quirks.is_retargeted;
+        if !is_retargeted.is_some_and(|is| is(&self.object, live)) {
+            return Ok(None);
+        }
+        let spec = &self.sent["spec"];
+        let written = write::spec(api, self.field_manager, live.meta(), spec).await;
+        classified::<K, _>(&self.key, written).map(Some)
     }
 
     /// Takes ownership of a live child's desired fields before the apply; returns the child if it was written.
