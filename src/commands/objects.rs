@@ -245,7 +245,8 @@ impl ObjectSummary {
 
     /// Returns whether the object has a finalizer that the operator removes after its cleanup.
     pub(crate) fn needs_operator(&self) -> bool {
-        self.finalizers.iter().any(|it| is_own_finalizer(it))
+        let mut finalizers = self.finalizers.iter();
+        finalizers.any(|it| is_own_finalizer(&self.kind, it))
     }
 }
 
@@ -269,9 +270,10 @@ fn annotated_at(metadata: &ObjectMeta, annotation: &str) -> Option<jiff::Timesta
     writer.time.as_ref().map(|time| time.0)
 }
 
-pub(crate) fn is_own_finalizer(finalizer: &str) -> bool {
+/// Returns whether the operator removes this finalizer from objects of this kind.
+pub(crate) fn is_own_finalizer(kind: &str, finalizer: &str) -> bool {
     let mut kinds = controllers::KINDS.iter();
-    kinds.any(|kind| kind.finalizer == Some(finalizer))
+    kinds.any(|it| it.finalizer == Some(finalizer) && it.resource().kind == kind)
 }
 
 /// Counts the changes of these entries; a merged entry has several.

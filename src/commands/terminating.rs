@@ -36,10 +36,10 @@ pub(crate) fn blockers(
                 format!("its children are deleted first, and some remain; to list them: {command}")
             }
             ORPHAN => "Kubernetes' garbage collector has not orphaned its children yet".into(),
-            own if is_own_finalizer(own) && !object.reason.is_empty() => {
+            own if is_own_finalizer(&object.kind, own) && !object.reason.is_empty() => {
                 format!("{}: {}", object.reason, object.message)
             }
-            own if is_own_finalizer(own) => {
+            own if is_own_finalizer(&object.kind, own) => {
                 let guarded = if own == my_ingress::FINALIZER {
                     "the load balancer in AWS"
                 } else {
@@ -116,6 +116,7 @@ mod tests {
     fn terminating() -> ObjectSummary {
         let finalizers = [ingress::FINALIZER, "kopf.zalando.org/x", FOREGROUND];
         ObjectSummary {
+            kind: "MyIngress".into(),
             namespace: "shop".into(),
             name: "web".into(),
             uid: "u".into(),
@@ -183,8 +184,12 @@ mod tests {
         known.sort_unstable();
         declared.sort_unstable();
         assert_eq!(known, declared);
-        assert!(known.iter().all(|name| is_own_finalizer(name)));
-        assert!(!is_own_finalizer("example.com/theirs"));
+        for kind in &guarded {
+            let finalizer = kind.finalizer.unwrap_or_default();
+            assert!(is_own_finalizer(&kind.resource().kind, finalizer));
+        }
+        assert!(!is_own_finalizer("MyIngress", "example.com/theirs"));
+        assert!(!is_own_finalizer("AppService", known[0]), "of another kind");
 
         let script = read("hack/guarded.sh");
         let mut lines = script.lines();

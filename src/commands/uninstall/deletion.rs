@@ -153,7 +153,8 @@ impl Deletion<'_> {
         }
         let patch = json!({ "spec": { field: value } });
         let changed = self.patch(target, patch).await;
-        if matches!(changed, Err(kube::Error::Api(_))) {
+        // After a server error, the change may be stored nevertheless.
+        if matches!(&changed, Err(kube::Error::Api(status)) if status.code < 500) {
             self.changes.borrow_mut().remove(target);
         }
         changed.map(|()| false)
@@ -162,7 +163,7 @@ impl Deletion<'_> {
     /// Removes the operator's finalizers. Returns true if that completes the deletion of the object.
     async fn remove_finalizers(&self, target: &UninstallTarget) -> kube::Result<bool> {
         let mut finalizers = target.object.finalizers.clone();
-        finalizers.retain(|finalizer| !is_own_finalizer(finalizer));
+        finalizers.retain(|finalizer| !is_own_finalizer(&target.object.kind, finalizer));
         let patch = json!({ "metadata": { "finalizers": finalizers } });
         self.patch(target, patch).await?;
         Ok(target.is_deleting() && finalizers.is_empty())
