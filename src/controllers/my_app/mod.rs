@@ -134,10 +134,9 @@ impl Controller for MyApps {
             Ensured::Created(child) => {
                 let is_replaced = self.track(&cx.key, |pod| std::mem::take(&mut pod.is_replaced));
                 if !is_replaced && cx.status.pod_name.is_some() {
-                    let note = format!(
-                        "recreated {}, which another client had deleted",
-                        child.summary.name()
-                    );
+                    // An earlier process of the operator may have deleted the Pod to replace it.
+                    let note =
+                        format!("recreated {}, which had been deleted", child.summary.name());
                     cx.event("Create", RECREATED, note);
                 }
                 Ok(outcome_of(&child.summary))
