@@ -55,15 +55,11 @@ where
         metadata: json!({ "uid": object.uid(), "resourceVersion": object.resource_version() }),
         status: text,
     };
-    let parameters = PatchParams {
-        field_manager: Some(manager.into()),
-        ..PatchParams::default()
-    };
     let request = Request::new(api.resource_url());
     let request = request.patch_subresource(
         "status",
         &object.name_any(),
-        &parameters,
+        &patched_by(manager),
         &Patch::Merge(&patch),
     );
     let mut request = request.map_err(kube::Error::BuildRequest)?;
@@ -356,13 +352,9 @@ pub async fn metadata<K>(
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + DeserializeOwned,
 {
-    let parameters = PatchParams {
-        field_manager: Some(manager.into()),
-        ..PatchParams::default()
-    };
     let name = metadata.name.as_deref().unwrap_or_default();
     Ok(api
-        .patch(name, &parameters, &pinned(metadata, patch))
+        .patch(name, &patched_by(manager), &pinned(metadata, patch))
         .await?
         .0)
 }
@@ -381,10 +373,6 @@ pub(crate) async fn spec<K>(
 where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + DeserializeOwned,
 {
-    let parameters = PatchParams {
-        field_manager: Some(manager.into()),
-        ..PatchParams::default()
-    };
     let operations = json!([
         { "op": "replace", "path": "/metadata/uid", "value": metadata.uid },
         { "op": "replace", "path": "/metadata/resourceVersion", "value": metadata.resource_version },
@@ -392,7 +380,7 @@ where
     ]);
     let name = metadata.name.as_deref().unwrap_or_default();
     let request = Request::new(api.resource_url());
-    let request = request.patch(name, &parameters, &Patch::Merge(&operations));
+    let request = request.patch(name, &patched_by(manager), &Patch::Merge(&operations));
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.headers_mut().insert(CONTENT_TYPE, JSON_PATCH);
     let client = api.clone().into_client();
@@ -405,18 +393,21 @@ async fn own_metadata<K>(api: &Api<K>, manager: &str, object: &K, patch: Value) 
 where
     K: Kind + Clone + Debug + DeserializeOwned,
 {
-    let parameters = PatchParams {
-        field_manager: Some(manager.into()),
-        ..PatchParams::default()
-    };
     let written = api
         .patch_metadata(
             &object.name_any(),
-            &parameters,
+            &patched_by(manager),
             &pinned(object.meta(), patch),
         )
         .await?;
     Ok(with_metadata(object, written))
+}
+
+fn patched_by(manager: &str) -> PatchParams {
+    PatchParams {
+        field_manager: Some(manager.into()),
+        ..PatchParams::default()
+    }
 }
 
 /// Returns a patch of the metadata of an object, pinned to its UID and resourceVersion.

@@ -109,7 +109,7 @@ impl Observed {
     pub fn reject(&mut self, step: Step, error: AwsError) {
         match &step {
             Step::CreateLoadBalancer(_) if error.had_no_effect => {
-                // What the status says of the load balancer is about one that no longer exists.
+                // The load balancer that the status describes no longer exists.
                 self.draft.alb = self.recorded.alb.clone().map(|alb| Alb {
                     dns: None,
                     state: None,
