@@ -186,15 +186,18 @@ async fn load_balancer_without_tags_is_unowned() {
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
+/// Starts an operator that watches the namespaces of both.
+async fn operator_of_both(site: &Site, other: &Site) -> Operator {
+    let (first, second) = (&site.bed.namespace, &other.bed.namespace);
+    let flag = format!("--watch-namespace={first},{second}");
+    Operator::start(&site.bed, site.settings().flag(&flag)).await
+}
+
 #[tokio::test]
 async fn second_of_two_objects_with_one_name_is_rejected() {
     let site = Site::new("first").await;
     let other = site.another("second").await;
-    let flag = format!(
-        "--watch-namespace={},{}",
-        site.bed.namespace, other.bed.namespace
-    );
-    let _operator = Operator::start(&site.bed, site.settings().flag(&flag)).await;
+    let _operator = operator_of_both(&site, &other).await;
     site.ingress("web", json!({})).await;
     site.ready("web").await;
     let made = site.balancer("web").await.unwrap();
@@ -224,23 +227,17 @@ async fn second_of_two_objects_with_one_name_is_rejected() {
     assert_ne!(other.balancer("web").await.unwrap().arn, made.arn);
 }
 
-/// One of them may wait for the name only while it is not deleted itself.
+/// A deleted MyIngress waits for no name.
 #[tokio::test]
 async fn deleted_objects_with_one_name_do_not_wake_each_other() {
     let site = Site::new("kept").await;
     let other = site.another("kept-too").await;
-    let flag = format!(
-        "--watch-namespace={},{}",
-        site.bed.namespace, other.bed.namespace
-    );
-    let operator = Operator::start(&site.bed, site.settings().flag(&flag)).await;
+    let operator = operator_of_both(&site, &other).await;
     let kept = json!({ "metadata": { "finalizers": ["example.com/kept"] } });
-    for bed in [&site.bed, &other.bed] {
-        let spec = json!({ "subnets": SUBNETS, "suspend": true });
-        bed.create::<MyIngress>("web", json!({ "spec": spec }))
-            .await;
-        bed.patch::<MyIngress>("web", kept.clone()).await;
-        bed.delete::<MyIngress>("web").await;
+    for it in [&site, &other] {
+        it.ingress("web", json!({ "suspend": true })).await;
+        it.bed.patch::<MyIngress>("web", kept.clone()).await;
+        it.bed.delete::<MyIngress>("web").await;
     }
     site.ingress("next", json!({ "suspend": true })).await;
     site.has_reason("next", "Suspended").await;

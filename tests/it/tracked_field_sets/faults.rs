@@ -468,7 +468,7 @@ async fn child_with_another_target_loses_what_was_set_with_it() {
     assert_eq!(applied.spec.notification.suspend, Some(true));
     child_is_restored(&bed, &child).await;
 
-    // What is set without another target was admitted for this one.
+    // The policy admits a change without another target for this one, so the change stays.
     let suspend = json!({ "spec": { "suspend": true } });
     bed.patch::<TrackedField>(&name, suspend).await;
     let drift = json!({ "spec": { "historyLimit": 3 } });
