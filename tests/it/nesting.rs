@@ -140,9 +140,10 @@ where
     };
     let resource = format!("{}{group}/{name}", K::plural(&()));
     let api_version = K::api_version(&());
+    // The last time that the apiserver stores, after the last that the operator's types have.
     let entry = format!(
         r#"[{{"op":"add","path":"/metadata/managedFields/-","value":{{"manager":"forger","operation":"Update",
-        "apiVersion":{api_version:?},"fieldsType":"FieldsV1","time":"2026-01-01T00:00:00Z","fieldsV1":{fields}}}}}]"#
+        "apiVersion":{api_version:?},"fieldsType":"FieldsV1","time":"9999-12-31T23:59:59Z","fieldsV1":{fields}}}}}]"#
     );
     let patched = bed
         .kubectl(&["patch", &resource, "--type=json", "-p", &entry])

@@ -1,7 +1,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use http_body_util::Full;
-use kube::core::{DynamicObject, ObjectList, WatchEvent};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::core::{DynamicObject, ObjectList, PartialObjectMeta, WatchEvent};
 use proptest::prelude::*;
 use rstest::rstest;
 use serde_json::json;
@@ -46,6 +47,34 @@ fn answer_keeps_its_upper_levels(#[case] open: &str, #[case] close: &str, #[case
                     && is_deeper(&value, KEPT_LEVELS - 1)
                     && !is_deeper(&value, KEPT_LEVELS)
             );
+        }
+    }
+}
+
+#[rstest]
+#[case::usual("2026-11-30T12:00:00Z", "2026-11-30T12:00:00Z")]
+#[case::last_that_is_decoded("9999-12-30T21:59:59Z", "9999-12-20T21:59:59Z")]
+#[case::last("9999-12-31T23:59:59Z", "9999-12-21T23:59:59Z")]
+#[case::last_february_of_a_century("9900-03-30T00:00:00Z", "9900-03-20T00:00:00Z")]
+#[case::earlier("9399-12-31T00:00:00Z", "9399-12-31T00:00:00Z")]
+#[case::five_digits("10000-01-01T11:59:59Z", "1000-01-01T11:59:59Z")]
+#[case::before_0("-0001-12-31T12:00:00Z", "0001-12-31T12:00:00Z")]
+fn every_time_of_managed_fields_is_decoded(#[case] time: &str, #[case] expected: &str) {
+    let object = format!(
+        r#"{{"metadata":{{"name":"time","annotations":{{"time":"{time}"}},"managedFields":[
+        {{"manager":"time","time":"{time}","fieldsV1":{{"time":"{time}"}}}}, {{"manager":"m","time" : "{time}"}}]}}}}"#
+    );
+    for chunk in [1, 5, 1_000] {
+        let kept = filtered(&object, chunk);
+        let read: PartialObjectMeta<ConfigMap> = serde_json::from_str(&kept).unwrap();
+        let metadata = read.metadata;
+        assert_eq!(metadata.annotations.unwrap()["time"], time);
+        for entry in metadata.managed_fields.unwrap() {
+            assert_eq!(entry.time.unwrap().0.to_string(), expected);
+            let fields = entry
+                .fields_v1
+                .map_or_else(|| time.into(), |fields| fields.0["time"].clone());
+            assert_eq!(fields, time);
         }
     }
 }
