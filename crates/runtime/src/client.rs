@@ -23,6 +23,7 @@ use super::metrics::Metrics;
 use super::nesting;
 use super::pages;
 use super::telemetry::{causes, traces};
+use super::watch::pace::paced;
 use crate::settings::{Program, RuntimeTimings};
 
 /// Timeout of one request of the client without the fence.
@@ -81,6 +82,7 @@ pub(crate) fn timed_out(error: &kube::Error) -> Option<String> {
 /// - A response must begin within `api_timeout`. The client closes a connection on which it reads nothing for 15 s
 ///   longer than `watch_timeout`, so a watch must ask the server for a `timeoutSeconds` of at most `watch_timeout`.
 /// - `availability` records how each request ended.
+/// - A watch lasts at least a second, unless it fails.
 /// - A list's `limit` is the maximum number of objects in a page, see [`pages::bounded`].
 ///
 /// # Errors
@@ -102,7 +104,7 @@ pub fn fenced(
         timeout: timings.api_timeout,
         server,
     };
-    Ok(pages::bounded(build(config, program, &gate)?))
+    Ok(pages::bounded(paced(build(config, program, &gate)?)))
 }
 
 /// Creates the client for the lease itself and for reviews of clients that read the metrics, which standbys serve too:

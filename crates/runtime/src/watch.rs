@@ -8,6 +8,7 @@
 mod adapter;
 pub mod crds;
 mod hub;
+pub(crate) mod pace;
 mod stream;
 
 pub(crate) use adapter::ObservedIndex;
