@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use qm_core::conditions::ReadyCondition;
+use qm_core::conditions::{self, ReadyCondition};
 use tokio::time::Instant;
 
 use super::ObjectKey;
@@ -26,12 +26,15 @@ struct Reported {
     /// True if an earlier process wrote a condition that was not True, and no Event has followed.
     follows_problem: bool,
     ready_since: Option<Instant>,
+    /// Reason and message of the last Event about a condition.
+    last: Option<(String, String)>,
     /// Last Event of [`EventPolicy::Renew`]: reason, message and time.
     renewed: Option<(String, String, Instant)>,
 }
 
 impl EventDedup {
-    /// Returns whether an Event is to report the outcome. `before` is the condition as last written.
+    /// Returns whether an Event is to report the outcome. `before` is the condition as last written; without one, the last
+    /// Event counts.
     pub fn is_due(
         &self,
         key: &ObjectKey,
@@ -66,16 +69,28 @@ impl EventDedup {
             return false;
         }
         let is_new = reported.reasons.insert(outcome.reason.to_string());
-        let is_reason = before.is_none_or(|before| before.reason != outcome.reason);
-        match outcome.event {
+        let message = conditions::bounded(&outcome.message);
+        let last = reported.last.take();
+        let before = match (&before, &last) {
+            (Some(before), _) => Some((before.reason, before.message)),
+            (None, Some((reason, message))) => Some((&**reason, &**message)),
+            (None, None) => None,
+        };
+        let is_reason = before.is_none_or(|(reason, _)| reason != outcome.reason);
+        let is_due = match outcome.event {
             // [`EventDedup::renew`] handles `Renew`.
             EventPolicy::Never | EventPolicy::Renew(_) => false,
             EventPolicy::OnReason | EventPolicy::OnRecovery => is_new && is_reason,
             EventPolicy::OnMessage => {
-                is_reason
-                    || (!is_ready && before.is_none_or(|before| before.message != outcome.message))
+                is_reason || (!is_ready && before.is_none_or(|(_, before)| before != message))
             }
-        }
+        };
+        reported.last = if is_due {
+            Some((outcome.reason.to_string(), message.into()))
+        } else {
+            last
+        };
+        is_due
     }
 
     /// Returns whether an Event that repeats every `period` is due for the outcome, and when the next one is due.
@@ -232,6 +247,26 @@ mod tests {
             let before = condition(false, "CrashLoopBackOff", "exit code 1");
             assert!(!dedup.is_due(&key, 1, &outcome, Some(before)), "{policy:?}");
         }
+    }
+
+    #[test]
+    fn message_that_was_shortened_is_not_reported_again() {
+        let message: &'static str = "x".repeat(2000).leak();
+        let outcome = Outcome::failed("Loop", message).event(EventPolicy::OnMessage);
+        let before = condition(false, "Loop", conditions::bounded(message));
+        let key = ObjectKey::new("shop", "web");
+        assert!(!EventDedup::default().is_due(&key, 1, &outcome, Some(before)));
+    }
+
+    #[test]
+    fn outcome_without_a_stored_condition_is_reported_once() {
+        let (dedup, key) = (EventDedup::default(), ObjectKey::new("shop", "web"));
+        let is_due = |message: &str| {
+            let outcome = Outcome::failed("Loop", message).event(EventPolicy::OnMessage);
+            dedup.is_due(&key, 1, &outcome, None)
+        };
+        let due = ["a", "a", "a", "b", "b"].map(is_due);
+        assert_eq!(due, [true, false, false, true, false]);
     }
 
     #[rstest]

@@ -12,8 +12,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::mpsc;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, warn};
 
+use super::drain::InFlight;
 use super::write::is_terminating;
 
 /// Maximum number of Events that wait for their write; further Events are dropped with a warning in the log.
@@ -30,7 +32,9 @@ const MAX_NAME: usize = 57;
 pub struct Events {
     reporter: Arc<str>,
     instance: Arc<str>,
-    queue: mpsc::Sender<Box<Event>>,
+    /// Events that wait for their write, each with the token for which a shutdown waits.
+    queue: mpsc::Sender<(Box<Event>, TaskTrackerToken)>,
+    in_flight: InFlight,
 }
 
 impl Events {
@@ -41,9 +45,9 @@ impl Events {
         reporter: &str,
         instance: &str,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let (queue, mut queued) = mpsc::channel::<Box<Event>>(QUEUE_SIZE);
+        let (queue, mut queued) = mpsc::channel::<(Box<Event>, _)>(QUEUE_SIZE);
         let write = async move {
-            while let Some(event) = queued.recv().await {
+            while let Some((event, _token)) = queued.recv().await {
                 let api = Api::namespaced(
                     client.clone(),
                     event.metadata.namespace.as_deref().unwrap_or("default"),
@@ -71,9 +75,15 @@ impl Events {
                 reporter: reporter.into(),
                 instance: instance[..instance.floor_char_boundary(MAX_INSTANCE)].into(),
                 queue,
+                in_flight: InFlight::default(),
             },
             write,
         )
+    }
+
+    /// Returns the publisher whose Events count as work in flight until they are written.
+    pub(crate) fn counted_by(self, in_flight: InFlight) -> Self {
+        Self { in_flight, ..self }
     }
 
     /// Emits a Normal Event.
@@ -115,7 +125,8 @@ impl Events {
             reporting_instance: Some(self.instance.to_string()),
             ..Event::default()
         };
-        if self.queue.try_send(Box::new(event)).is_err() {
+        let queued = (Box::new(event), self.in_flight.token());
+        if self.queue.try_send(queued).is_err() {
             warn!(reason, "dropped an Event; too many Events are waiting");
         }
     }
@@ -130,12 +141,16 @@ fn is_namespace_terminating(error: &kube::Error) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use std::time::Duration;
+
     use http::{Method, Request, Response};
     use kube::client::Body;
     use serde_json::json;
+    use tokio_util::sync::CancellationToken;
     use tower::{BoxError, service_fn};
 
     use super::*;
+    use crate::drain::drain;
 
     fn regarding(name: &str) -> ObjectReference {
         ObjectReference {
@@ -172,6 +187,29 @@ mod tests {
         }
         writer.abort();
         written
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_waits_for_events() {
+        let (seen, requests) = mpsc::unbounded_channel();
+        let server = service_fn(move |request: Request<Body>| {
+            let seen = seen.clone();
+            async move {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                seen.send(()).unwrap();
+                Ok::<_, BoxError>(Response::new(request.into_body()))
+            }
+        });
+        let in_flight = InFlight::default();
+        let (events, write) = Events::new(Client::new(server, "default"), "example", "qm-0");
+        let events = events.counted_by(in_flight.clone());
+        tokio::spawn(write);
+        for note in ["one", "two"] {
+            events.normal(regarding("web"), "Test", "Ready", note.into());
+        }
+        let timeout = Duration::from_secs(5);
+        drain(CancellationToken::new(), Vec::new(), in_flight, timeout).await;
+        assert_eq!(requests.len(), 2);
     }
 
     #[tokio::test]

@@ -267,7 +267,7 @@ impl Manager {
             &self.identity,
         );
         self.spawn(format!("the writer of {controller}'s Events"), write);
-        events
+        events.counted_by(self.reconciles.clone())
     }
 
     /// Adds the controller that `new` builds.
