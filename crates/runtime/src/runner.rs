@@ -96,6 +96,8 @@ const RECOVERY_SPREAD: Duration = Duration::from_secs(12);
 const SINGLE_RETRY_INTERVAL: Duration = Duration::from_secs(8);
 /// Maximum time between two retries after an outage.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum pause after a conflict, which does not show whether the 429 was for the same object.
+const UNPROVEN_PAUSE: Duration = Duration::from_secs(10);
 /// Backoff between retries of all objects while the apiserver fails and recovers again and again. Reset once the
 /// longest delay has passed without a recovery.
 const RECOVERY_BACKOFF: BackoffPolicy = BackoffPolicy {
@@ -769,7 +771,8 @@ impl<R: Reconcile> Runner<R> {
     }
 
     /// Returns the end of the pause that the apiserver asked this object's reconcile for with a 429. A later conflict may
-    /// hide the 429, so after a conflict any new pause counts. `paused` is the end of the pause before the reconcile.
+    /// hide the 429, so after a conflict any new pause counts, for at most [`UNPROVEN_PAUSE`]: it may be that of another
+    /// object. `paused` is the end of the pause before the reconcile.
     fn asked_to_wait(
         &self,
         error: &(dyn std::error::Error + 'static),
@@ -779,7 +782,9 @@ impl<R: Reconcile> Runner<R> {
         let new = now_paused.filter(|_| now_paused != paused);
         let status = match api_status(error) {
             Some(status) if status.code == 429 => status,
-            Some(status) if status.code == 409 => return new,
+            Some(status) if status.code == 409 => {
+                return new.map(|until| until.min(Instant::now() + UNPROVEN_PAUSE));
+            }
             // Another object got the 429.
             _ => return None,
         };
