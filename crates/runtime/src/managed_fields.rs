@@ -42,9 +42,10 @@ pub(crate) fn needs_upgrade(
 }
 
 /// Returns the entries after an upgrade or adoption:
-/// - The fields of the object's creator (the manager whose update owns most fields of `desired`), and the fields of
-///   `desired` that other managers updated, become applied fields of `manager`. The next apply therefore removes those
-///   that it does not set.
+/// - The fields of `desired` that other managers updated become applied fields of `manager`. The next apply therefore
+///   removes those that it no longer sets.
+/// - So do all fields of the creator (the manager whose update owns most fields of `desired`) of an object that the owner
+///   owned before (`is_owned`): an earlier program created this object for the same owner.
 /// - The `released` fields become an update by `manager`, and keep their values until another manager writes them.
 /// - All other fields stay. If `manager` already has an entry, other managers keep all their fields, because they have
 ///   written these fields since.
@@ -53,6 +54,7 @@ pub fn upgraded(
     manager: &str,
     desired: &Value,
     released: &[&[&str]],
+    is_owned: bool,
 ) -> Vec<ManagedFieldsEntry> {
     let api_version = desired["apiVersion"].as_str().unwrap_or_default();
     let desired = content(desired);
@@ -74,6 +76,7 @@ pub fn upgraded(
         .enumerate()
         .filter(|(_, entry)| !has_own && covers(entry) && operation(entry) == UPDATE);
     let creator = others
+        .filter(|_| is_owned)
         .map(|(at, entry)| (desired_fields(entry), at))
         .filter(|(count, _)| *count > 0)
         .max()
@@ -134,6 +137,13 @@ pub fn is_owned_by_others(managed: &[ManagedFieldsEntry], manager: &str, path: &
     managed.iter().any(|entry| {
         entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some()
     })
+}
+
+/// Returns whether `manager`, and no other manager, owns the field at `path`.
+pub fn is_owned_only_by(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
+    let mut own = managed.iter().filter(|entry| is_of(entry, manager));
+    own.any(|entry| find(fields(entry), path).is_some())
+        && !is_owned_by_others(managed, manager, path)
 }
 
 /// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.

@@ -176,13 +176,15 @@ pub fn is_replaced(status: &Status) -> bool {
             .any(|cause| cause.field == "metadata.uid")
 }
 
-/// Returns whether the apiserver rejected a write because it changes an immutable field.
+/// Returns whether the apiserver rejected a write because of what the object was created with: a field that cannot change,
+/// or a headless Service, which keeps `clusterIP: None` and so cannot get another type.
 pub(crate) fn is_immutable(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422
-        && causes
-            .into_iter()
-            .any(|cause| cause.message.contains("field is immutable"))
+        && causes.into_iter().any(|cause| {
+            cause.message.contains("field is immutable")
+                || cause.message.contains("may not be set to 'None'")
+        })
 }
 
 /// Returns whether an admission policy or a webhook denied the request. The status code may be any.

@@ -373,7 +373,10 @@ async fn ownership_is_restored_after_a_backup() {
     })
     .await;
     operator.kill();
-    let (old, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
+    let (mut old, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
+    let template = &mut old.spec.as_mut().unwrap().template;
+    let restarted = ("example.com/restarted-at".into(), "now".into());
+    template.metadata.as_mut().unwrap().annotations = Some([restarted].into());
     let api: Api<AppService> = bed.api();
     api.delete("web", &DeleteParams::default()).await.unwrap();
     bed.delete::<Deployment>("web").await;
@@ -520,6 +523,76 @@ async fn object_with_an_immutable_difference_is_not_adopted() {
         (after.metadata.owner_references, after.metadata.labels),
         (None, foreign.metadata.labels)
     );
+    // Nothing wakes the operator: the Deployment has no label of its app.
+    bed.delete::<Deployment>("web").await;
+    ready(&bed, "web").await;
+}
+
+#[tokio::test]
+async fn headless_service_that_needs_another_type_is_not_adopted() {
+    let bed = Bed::shared("headless").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let consent = format!("{}/web", bed.namespace);
+    let headless = json!({ "metadata": { "annotations": { "quartermaster.dev/adopt-by": consent } },
+        "spec": { "clusterIP": "None", "selector": { "app": "other" }, "ports": [{ "port": 5432 }] } });
+    bed.create::<Service>("web", headless).await;
+    app(&bed, "web", spec()).await;
+    let message = not_ready(&bed, "web", "WriteRejected").await;
+    assert!(message.contains("may not be set to 'None'"), "{message}");
+    let after = service(&bed, "web").await;
+    assert_eq!(
+        (after.metadata.owner_references, after.metadata.labels),
+        (None, None)
+    );
+}
+
+/// An adoption changes only fields that the app sets.
+#[tokio::test]
+async fn adopted_object_keeps_other_fields() {
+    let bed = Bed::shared("kept").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let consent =
+        json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace), "note": "x" });
+    let labels = json!({ "app": "web" });
+    let pod = json!({
+        "containers": [{ "name": "web", "image": "i" }, { "name": "side", "image": "i" }],
+        "tolerations": [{ "key": "gpu", "operator": "Exists" }],
+        "volumes": [{ "name": "scratch", "emptyDir": {} }],
+    });
+    let created: Deployment = bed
+        .create(
+            "web",
+            json!({ "metadata": { "annotations": consent }, "spec": { "replicas": 0,
+                "selector": { "matchLabels": labels }, "template": { "metadata": { "labels": labels }, "spec": pod } } }),
+        )
+        .await;
+    let policy = json!({ "type": "NodePort", "externalTrafficPolicy": "Local", "selector": { "app": "other" },
+        "ports": [{ "port": 9090 }] });
+    bed.create::<Service>(
+        "web",
+        json!({ "metadata": { "annotations": consent }, "spec": policy }),
+    )
+    .await;
+    app(&bed, "web", spec()).await;
+    ready(&bed, "web").await;
+    let (deployment, service) = (deployment(&bed, "web").await, service(&bed, "web").await);
+    assert_eq!(deployment.metadata.uid, created.metadata.uid);
+    let kept = |pod: &Value| {
+        let side = pod["containers"].as_array().unwrap().iter();
+        let side = side.filter(|container| container["name"] == "side");
+        let side: Vec<_> = side.cloned().collect();
+        (side, pod["tolerations"].clone(), pod["volumes"].clone())
+    };
+    assert_eq!(
+        kept(&whole(&deployment)["spec"]["template"]["spec"]),
+        kept(&whole(&created)["spec"]["template"]["spec"])
+    );
+    let spec = service.spec.unwrap();
+    assert_eq!(spec.external_traffic_policy.as_deref(), Some("Local"));
+    assert_eq!(spec.selector.unwrap()["app"], "web");
+    for metadata in [deployment.metadata, service.metadata] {
+        assert_eq!(metadata.annotations.unwrap()["note"], "x");
+    }
 }
 
 /// A foreground deletion of an app waits for its children.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::child_cache::ConfirmedMatch;
 use crate::drift::Drift;
-use crate::error::{Class, Error, QUOTA_EXCEEDED, Result, WRITE_FAILED};
+use crate::error::{Class, Error, QUOTA_EXCEEDED, Result, WRITE_FAILED, WRITE_REJECTED};
 use crate::fields::{self, Projection, content};
 use crate::ownership::{Owner, Ownership};
 use crate::raw_object::BoundedObject;
@@ -281,7 +281,12 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             && write::is_immutable(&status)
         {
             let child = title::<K>(&self.key);
-            return Err(Error::Rejected { child, status });
+            return Err(Error::Other {
+                // The object may be deleted, which wakes nobody, because it has no label of ours.
+                class: Class::Waiting,
+                reason: WRITE_REJECTED.into(),
+                message: Error::Rejected { child, status }.to_string(),
+            });
         }
         let replaced = self.replace_other_spec(api, live).await?;
         let live = replaced.as_ref().unwrap_or(live);
@@ -357,9 +362,13 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             patch = self.owner.ownership_patch(live.meta());
         }
         if !is_owned || managed_fields::needs_upgrade(managed_fields_of(live), manager, released) {
-            let upgraded =
-                managed_fields::upgraded(managed_fields_of(live), manager, &self.sent, released);
-            entries = Some(upgraded);
+            entries = Some(managed_fields::upgraded(
+                managed_fields_of(live),
+                manager,
+                &self.sent,
+                released,
+                is_owned,
+            ));
         }
         if has_drifted {
             let now = entries

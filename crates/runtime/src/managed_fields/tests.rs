@@ -83,7 +83,7 @@ fn upgrade_takes_desired_fields_of_other_writers_only() {
         ),
     ];
     assert!(needs_upgrade(&managed, MANAGER, &[]));
-    let after = upgraded(&managed, MANAGER, &desired(), &[]);
+    let after = upgraded(&managed, MANAGER, &desired(), &[], true);
     let name = |entry: &ManagedFieldsEntry| {
         format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry))
     };
@@ -110,6 +110,22 @@ fn upgrade_takes_desired_fields_of_other_writers_only() {
 }
 
 #[test]
+fn adoption_leaves_other_fields_to_the_creator() {
+    let mut created = whole();
+    created["f:spec"]["f:strategy"] = json!({ "f:type": {} });
+    let managed = [entry("kubectl-create", UPDATE, "", created)];
+    let after = upgraded(&managed, MANAGER, &desired(), &[], false);
+    let owned: Vec<_> = after.iter().map(fields).cloned().collect();
+    assert_eq!(
+        owned,
+        [
+            json!({ "f:spec": { "f:strategy": { "f:type": {} } } }),
+            whole()
+        ]
+    );
+}
+
+#[test]
 fn released_field_keeps_its_value_without_being_applied() {
     let replicas: &[&str] = &["f:spec", "f:replicas"];
     let mut without_replicas = desired();
@@ -121,7 +137,7 @@ fn released_field_keeps_its_value_without_being_applied() {
     assert!(
         !needs_upgrade(&applied, MANAGER, &[]) && needs_upgrade(&applied, MANAGER, &[replicas])
     );
-    let after = upgraded(&applied, MANAGER, &without_replicas, &[replicas]);
+    let after = upgraded(&applied, MANAGER, &without_replicas, &[replicas], true);
     assert_eq!(after.len(), 2);
     assert_eq!(
         (operation(&after[0]), find(fields(&after[0]), replicas)),
@@ -135,7 +151,7 @@ fn released_field_keeps_its_value_without_being_applied() {
     // In the other direction: an apply without the field does not remove the field while an update by the same manager
     // owns it.
     assert!(needs_upgrade(&after, MANAGER, &[]));
-    let back = upgraded(&after, MANAGER, &desired(), &[]);
+    let back = upgraded(&after, MANAGER, &desired(), &[], true);
     assert_eq!(
         (back.len(), find(fields(&back[0]), replicas)),
         (1, Some(&json!({})))
