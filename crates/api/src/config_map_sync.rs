@@ -122,6 +122,15 @@ impl ConfigMapSyncSpec {
     pub fn orphans(&self) -> bool {
         self.oversized.is_some() || self.deletion_policy.as_deref() == Some("Orphan")
     }
+
+    /// Returns whether the spec may ask for a copy in this namespace, whose labels are unknown. True for a spec that was
+    /// not read.
+    pub fn may_reach(&self, namespace: &str) -> bool {
+        self.oversized.is_some()
+            || self.destination_namespace_selector.is_some()
+            || self.destination_namespace == namespace
+            || self.destination_namespaces.iter().any(|it| it == namespace)
+    }
 }
 
 /// Observed state of the copies.

@@ -3,16 +3,21 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_api::common::PREFIX;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_runtime::child_cache::ConfirmedMatch;
 use qm_runtime::children::{ChildAction, DesiredChild};
+use qm_runtime::controller::Controller as _;
 use qm_runtime::fields::{self, Projection};
+use qm_runtime::managed_fields::is_owned_only_by;
 use qm_runtime::ownership::{Owner, Ownership};
 use qm_runtime::{ObjectKey, short_digest};
 use serde_json::json;
+
+use super::ConfigMapSyncs;
 
 /// Annotation of `kubectl apply`, which contains the whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -90,13 +95,22 @@ impl DesiredCopy<'_> {
     /// Returns the desired copy; `metadata` is that of the live one.
     fn desired(&self, mut metadata: ObjectMeta) -> ConfigMap {
         let (source, spec) = (self.source, self.spec);
-        if spec.copy_labels == Some(true) {
-            metadata.labels = Some(mirrored(source.labels(), metadata.labels.as_ref()));
-        }
-        if spec.copy_annotations == Some(true) {
-            let annotations = mirrored(source.annotations(), metadata.annotations.as_ref());
-            metadata.annotations = Some(annotations);
-        }
+        let managed = metadata.managed_fields.as_deref().unwrap_or_default();
+        let entries = |live: Option<BTreeMap<_, _>>, source, is_copied: Option<bool>, field| {
+            if is_copied == Some(true) {
+                Some(mirrored(source, live.as_ref()))
+            } else {
+                live.map(|live| without_copied(live, managed, field))
+            }
+        };
+        let (labels, annotations) = (metadata.labels.take(), metadata.annotations.take());
+        metadata.labels = entries(labels, source.labels(), spec.copy_labels, "f:labels");
+        metadata.annotations = entries(
+            annotations,
+            source.annotations(),
+            spec.copy_annotations,
+            "f:annotations",
+        );
         self.owner.set_ownership(&mut metadata);
         ConfigMap {
             metadata,
@@ -118,13 +132,16 @@ pub fn digest(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner) -> St
     ))
 }
 
+fn is_reserved(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
 /// Returns the labels or annotations of a copy: those of the source, except for reserved ones and the annotation of
 /// `kubectl apply`, and the reserved ones of the `live` copy.
 fn mirrored(
     source: &BTreeMap<String, String>,
     live: Option<&BTreeMap<String, String>>,
 ) -> BTreeMap<String, String> {
-    let is_reserved = |name: &str| name.starts_with(PREFIX);
     let copied = source
         .iter()
         .filter(|(name, _)| !is_reserved(name) && *name != LAST_APPLIED);
@@ -136,6 +153,20 @@ fn mirrored(
         .chain(reserved)
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
+}
+
+/// Removes the labels or annotations that the operator copied when the spec still asked for them: those that only the
+/// operator owns, except for reserved ones.
+fn without_copied(
+    mut live: BTreeMap<String, String>,
+    managed: &[ManagedFieldsEntry],
+    field: &str,
+) -> BTreeMap<String, String> {
+    live.retain(|name, _| {
+        let path = ["f:metadata", field, &format!("f:{name}")];
+        is_reserved(name) || !is_owned_only_by(managed, ConfigMapSyncs::FIELD_MANAGER, &path)
+    });
+    live
 }
 
 /// Comparable content: an empty map equals a missing one, and an unset flag equals false.

@@ -228,7 +228,8 @@ impl Controller for ConfigMapSyncs {
             .map(|(copy, _)| copy.clone())
             .collect();
         let owned = self.copies.owned_keys(cx);
-        let (removed, kept) = self.remove_undesired(cx, owned, &desired, &matching).await;
+        let removals = self.remove_undesired(cx, &plan, owned, &desired, &matching);
+        let (removed, kept) = removals.await;
         results.extend(removed);
         let CopyTotals {
             has_written,
@@ -314,7 +315,8 @@ impl ConfigMapSyncs {
         let owned = self.copies.owned_keys(cx);
         let existing = owned.iter().filter(|copy| desired.contains(copy));
         let existing = existing.cloned().collect();
-        let (removed, _) = self.remove_undesired(cx, owned, desired, &existing).await;
+        let removals = self.remove_undesired(cx, plan, owned, desired, &existing);
+        let (removed, _) = removals.await;
         let CopyTotals {
             has_written,
             problems,
@@ -330,11 +332,14 @@ impl ConfigMapSyncs {
     async fn remove_undesired(
         &self,
         cx: &Context<ConfigMapSync>,
+        plan: &CopyPlan,
         owned: Vec<ObjectKey>,
         desired: &BTreeSet<ObjectKey>,
         existing: &BTreeSet<ObjectKey>,
     ) -> (Vec<(ObjectKey, Result<bool>)>, usize) {
-        let undesired = owned.into_iter().filter(|copy| !desired.contains(copy));
+        let undesired = owned
+            .into_iter()
+            .filter(|copy| !desired.contains(copy) && !plan.withholds(&copy.namespace));
         let (kept, removed): (Vec<_>, Vec<_>) =
             undesired.partition(|copy| plan::must_stay(copy, desired, existing));
         (self.delete_or_orphan(cx, removed).await, kept.len())

@@ -224,6 +224,17 @@ impl CopyPlan {
         }
     }
 
+    /// Returns whether a copy that exists in this namespace stays, although the operator may not write there: the flags
+    /// of the operator forbid the destination, not the spec.
+    pub fn withholds(&self, namespace: &str) -> bool {
+        match &self.to {
+            Destinations::Named(_) => self.rejected.contains_key(namespace),
+            Destinations::Selected {
+                allow_protected, ..
+            } => !allow_protected && PROTECTED_NAMESPACES.contains(&namespace),
+        }
+    }
+
     /// Returns whether the destinations are selected by labels.
     pub fn selects(&self) -> bool {
         matches!(self.to, Destinations::Selected { .. })

@@ -237,9 +237,12 @@ async fn edited_copy_is_corrected() {
     shop.reads("s", "Synced").await;
     shop.assert_at_rest("s").await;
 
-    // The operator ignores metadata that it does not copy.
+    // Labels that the spec no longer copies disappear, and the operator then ignores those of others.
     shop.bed
         .patch::<ConfigMapSync>("s", json!({ "spec": { "copyLabels": null } }))
+        .await;
+    let alone = |map: &ConfigMap| map.labels().keys().eq(["quartermaster.dev/owner-uid"]);
+    shop.until(&far, "settings", "has the operator's label alone", alone)
         .await;
     shop.reads("s", "Synced").await;
     let labelled = shop

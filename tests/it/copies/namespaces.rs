@@ -211,9 +211,42 @@ async fn selector_covers_every_matching_namespace() {
     let settings = Settings::default()
         .whole_cluster()
         .flag("--allow-protected-destinations");
-    let _operator = Operator::start(&shop.bed, settings).await;
+    let operator = Operator::start(&shop.bed, settings).await;
     shop.copied("kube-system", "settings", json!({ "a": "2" }))
         .await;
     // The cluster itself has a ConfigMap of that name there.
     shop.reads("ca", "Conflict").await;
+
+    // Without the flag, copies stay, but are not updated.
+    let both = json!(["kube-system", destination]);
+    let names = json!([{ "key": "kubernetes.io/metadata.name", "operator": "In", "values": both }]);
+    for (name, to) in [
+        ("named", json!({ "destinationNamespaces": both })),
+        (
+            "selected",
+            json!({ "destinationNamespaceSelector": { "matchExpressions": names } }),
+        ),
+    ] {
+        let mut spec = to;
+        spec["destinationName"] = name.into();
+        shop.sync(name, spec).await;
+        shop.copied("kube-system", name, json!({ "a": "2" })).await;
+    }
+    drop(operator);
+    let settings = Settings::default().whole_cluster();
+    let _operator = Operator::start(&shop.bed, settings).await;
+    let here = shop.bed.namespace.clone();
+    shop.edit(&here, "settings", json!({ "data": { "a": "3" } }))
+        .await;
+    for name in ["named", "selected"] {
+        shop.copied(&destination, name, json!({ "a": "3" })).await;
+    }
+    shop.reads("named", "DestinationNotAllowed").await;
+    shop.reads("selected", "Synced").await;
+    for name in ["named", "selected"] {
+        shop.assert_at_rest(name).await;
+        shop.copied("kube-system", name, json!({ "a": "2" })).await;
+        shop.bed.delete::<ConfigMapSync>(name).await;
+        shop.is_deleted("kube-system", name).await;
+    }
 }

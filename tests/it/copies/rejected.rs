@@ -292,6 +292,42 @@ async fn forbidding_namespace_blocks_no_other() {
     shop.ended("s").await;
 }
 
+/// A watched namespace is deleted together with the operator's Role in it.
+#[tokio::test]
+async fn lost_namespace_does_not_keep_a_deleted_sync() {
+    let shop = Shop::shared("lost").await;
+    let (far, lost) = (
+        shop.open("far", json!({})).await,
+        shop.open("lost", json!({})).await,
+    );
+    let here = shop.bed.namespace.clone();
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let watched = format!("--watch-namespace={here},{far},{lost}");
+    let settings = Settings::default().kubeconfig(file).flag(&watched);
+    let _operator = Operator::start(&shop.bed, settings).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    for (name, to) in [("one", json!([far])), ("both", json!([far, lost]))] {
+        let spec = json!({ "destinationNamespaces": to, "destinationName": name });
+        shop.sync(name, spec).await;
+        shop.copied(&far, name, json!({ "a": "1" })).await;
+    }
+    shop.copied(&lost, "both", json!({ "a": "1" })).await;
+    let lists = Match::verb(Verb::List)
+        .resource("configmaps")
+        .namespace(&lost);
+    let order = proxy.inject(lists, Times::Always, Fault::status(StatusCode::FORBIDDEN));
+    for name in ["one", "both"] {
+        shop.bed.delete::<ConfigMapSync>(name).await;
+        shop.is_deleted(&far, name).await;
+    }
+    shop.ended("one").await;
+    shop.reads("both", "Forbidden").await;
+    order.cancel();
+    shop.ended("both").await;
+    shop.is_deleted(&lost, "both").await;
+}
+
 /// The operator retries failed deletions, even while there is no source.
 #[tokio::test]
 async fn failed_deletion_is_retried() {
