@@ -14,7 +14,6 @@ use qm_api::MyApp;
 use qm_api::my_app::GROUP;
 use qm_core::conditions;
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
-use qm_runtime::ObjectKey;
 use qm_runtime::backoff::{BackoffPolicy, Backoffs};
 use qm_runtime::child_cache::KnownChild;
 use qm_runtime::children::{Children, Ensured};
@@ -23,6 +22,7 @@ use qm_runtime::drift::RECREATED;
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{Outcome, Requeue};
+use qm_runtime::{ObjectKey, SpecRevision};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -77,8 +77,17 @@ struct PodTracking {
     not_ready: Option<PodVersion>,
     /// True if the operator deleted the Pod to recreate it.
     is_replaced: bool,
-    /// UID of the Pod that ended, and when to delete the Pod.
-    retry: Option<(String, Instant)>,
+    retry: Option<PodRetry>,
+}
+
+/// Recreation of a Pod that has ended.
+struct PodRetry {
+    /// UID of the Pod.
+    pod: String,
+    /// Revision of the `MyApp` that waits.
+    revision: SpecRevision,
+    /// When to delete the Pod.
+    due: Instant,
 }
 
 /// UID and resourceVersion.
@@ -199,7 +208,7 @@ impl MyApps {
                 self.track(&cx.key, |pod| pod.not_ready = None);
                 return Ok(outcome_of(pod));
             }
-            PodLifecycle::Ended => return self.recreate(&cx.key, child).await,
+            PodLifecycle::Ended => return self.recreate(cx, child).await,
             PodLifecycle::NotReady => {}
         }
         let Some(node) = pod.node.as_deref() else {
@@ -233,22 +242,38 @@ impl MyApps {
         }
     }
 
-    /// Deletes a Pod that has ended, after a delay that grows with each Pod until a Pod reaches the minimum lifetime.
-    async fn recreate(&self, key: &ObjectKey, child: &KnownChild<PodState>) -> Result<Outcome> {
+    /// Deletes a Pod that has ended, after a delay that grows with each Pod until a Pod reaches the minimum lifetime. A
+    /// change of the spec and a request end the wait.
+    async fn recreate(&self, cx: &Context<MyApp>, child: &KnownChild<PodState>) -> Result<Outcome> {
+        let key = &cx.key;
         let created = child.summary.created;
         let age =
             created.and_then(|created| Timestamp::now().duration_since(created).try_into().ok());
         let has_lasted = age.is_some_and(|age: Duration| age > self.min_lifetime);
-        let due = self.track(key, |pod| match &pod.retry {
-            Some((uid, due)) if *uid == child.uid => *due,
-            _ => {
-                if has_lasted {
-                    self.retries.reset(key);
+        let revision = SpecRevision::of(cx.object.as_ref());
+        let due = self.track(key, |tracking| {
+            let last = tracking.retry.take();
+            let is_revised = last.as_ref().is_some_and(|last| last.revision != revision);
+            let waits = last.filter(|last| last.pod == child.uid);
+            let due = match &waits {
+                Some(last) if !is_revised => last.due,
+                _ => {
+                    if has_lasted || is_revised {
+                        self.retries.reset(key);
+                    }
+                    let delay = match &waits {
+                        Some(_) => Duration::ZERO,
+                        None => self.retries.next_delay(key),
+                    };
+                    Instant::now() + delay
                 }
-                let due = Instant::now() + self.retries.next_delay(key);
-                pod.retry = Some((child.uid.clone(), due));
-                due
-            }
+            };
+            tracking.retry = Some(PodRetry {
+                pod: child.uid.clone(),
+                revision,
+                due,
+            });
+            due
         });
         let left = due.saturating_duration_since(Instant::now());
         if left > Duration::ZERO {

@@ -17,6 +17,7 @@ async fn app_follows_every_state_of_the_pod() {
         async { new_app_costs_two_writes_and_no_read(by_hand("new").await).await },
         async { status_follows_the_pod(by_hand("status").await).await },
         async { failed_pod_is_recreated_with_backoff(by_hand("fails").await).await },
+        async { request_recreates_a_failed_pod_at_once(by_hand("asked").await).await },
         async { pod_of_a_deleted_node_is_replaced(by_hand("gone").await).await },
         async { unreachable_node_is_awaited(by_hand("quiet").await).await },
         async { terminating_pod_is_awaited(by_hand("going").await).await },
@@ -182,6 +183,24 @@ async fn failed_pod_is_recreated_with_backoff(bed: Bed) {
         pod.spec.unwrap().containers[0].image.as_deref(),
         Some("nginx:2")
     );
+}
+
+async fn request_recreates_a_failed_pod_at_once(bed: Bed) {
+    let settings = Settings::default()
+        .flag("--backoff-min=10m")
+        .flag("--backoff-max=10m");
+    let _operator = Operator::start(&bed, settings).await;
+    bed.app("web", json!({ "image": "nginx" })).await;
+    for request in ["one", "two"] {
+        bed.app_has_reason("web", "PodPending").await;
+        let pod = bed.pod("web").await.unwrap();
+        bed.pod_is("web", json!({ "phase": "Failed" })).await;
+        bed.app_has_reason("web", "PodFailed").await;
+        let annotations = json!({ "quartermaster.dev/requested-at": request });
+        bed.patch::<MyApp>("web", json!({ "metadata": { "annotations": annotations } }))
+            .await;
+        bed.another("web", &pod).await;
+    }
 }
 
 /// Creates a `MyApp` whose Pod ran on this node, and is no longer ready.
