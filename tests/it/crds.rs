@@ -1,7 +1,5 @@
 //! Validation by the apiserver: every field at its boundary, the documents' objects older than the rules, permissions.
 
-use std::time::Duration;
-
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
@@ -11,7 +9,6 @@ use qm_api::{
 use quartermaster::controllers;
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
-use tokio::time::{Instant, sleep};
 
 use crate::support::{Bed, SOON};
 
@@ -180,9 +177,7 @@ fn shorten(text: &str) -> String {
 }
 
 async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
-    while !holds().await {
-        assert!(Instant::now() < deadline, "waited until {what}");
-        sleep(Duration::from_millis(50)).await;
-    }
+    testbed::wait::until(what, SOON, async || Ok(holds().await.then_some(())))
+        .await
+        .unwrap();
 }
