@@ -46,7 +46,8 @@ pub(crate) enum QueueStep {
 enum Choice {
     Send(Batch),
     Wait(Option<Instant>),
-    /// Entries wait, but since the last accepted message the receiver has refused an entry of each `TrackedField`.
+    /// Entries wait, but the receiver has refused the oldest entry of each `TrackedField`, and accepted no message since,
+    /// or none since it last failed an entry.
     NoneLeft,
 }
 
@@ -711,8 +712,8 @@ impl Queues {
         (!left.is_zero()).then(|| now + left)
     }
 
-    /// Chooses the next request of an open queue: refused entries go alone, and only after an accepted message; all
-    /// others go oldest first.
+    /// Chooses the next request of an open queue: refused entries go alone, and only after an accepted message, of which
+    /// each may fail one entry; all others go oldest first.
     fn choose_when_open(&self, queue: &ContactPointQueue, receiver: &Receiver) -> Choice {
         let refusals = &receiver.refusals;
         let (mut fresh, mut last, mut has_refused) = (Vec::new(), Vec::new(), false);
@@ -728,7 +729,7 @@ impl Queues {
         }
         let entries = if refusals.is_rejecting() {
             oldest(refusals, &fresh, 1)
-        } else if !last.is_empty() && (fresh.is_empty() || !refusals.has_just_failed()) {
+        } else if !last.is_empty() && !refusals.has_just_failed() {
             oldest(refusals, &last, 1)
         } else {
             oldest(refusals, &fresh, MAX_BATCH)

@@ -24,7 +24,8 @@ pub(super) struct Refusals {
     last: Option<(Refusal, String)>,
     /// Number of messages rejected, each perhaps for its own content, since the last accepted one.
     rejected_in_a_row: u32,
-    /// True if the last response failed an entry: other messages go before the next entry that may fail.
+    /// True if an entry has failed since the last accepted message: the next entry may fail only after another accepted
+    /// message.
     just_failed: bool,
     by_field: HashMap<ObjectKey, FieldRefusals>,
     /// Sequence number of the last refusal that no entry can have caused, such as that of a test message; comparable
@@ -129,7 +130,8 @@ impl Refusals {
     }
 
     /// Records that the receiver refused an entry again, after accepting another message.
-    pub(super) fn fail_entry(&mut self, entry: &EntryKey) {
+    pub(super) fn fail_entry(&mut self, reason: Refusal, message: &str, entry: &EntryKey) {
+        self.last = Some((reason, message.to_owned()));
         self.just_failed = true;
         self.forget_entry(entry);
     }
@@ -194,7 +196,7 @@ impl Refusals {
         self.rejected_in_a_row > 0
     }
 
-    /// Returns whether other messages go before the next entry that may fail.
+    /// Returns whether the next entry may fail only after another accepted message.
     pub(super) fn has_just_failed(&self) -> bool {
         self.just_failed
     }

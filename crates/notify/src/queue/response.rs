@@ -220,7 +220,7 @@ impl Queues {
             });
         }
         if is_last_attempt {
-            receiver.refusals.fail_entry(key);
+            receiver.refusals.fail_entry(reason, message, key);
             receiver.clear_backoff();
             let reason = message.to_owned();
             self.set_outcome(point, key, DeliveryOutcome::Failed { reason });

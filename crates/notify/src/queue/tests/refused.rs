@@ -358,6 +358,37 @@ fn another_message_goes_between_two_failed_entries() {
     }
 }
 
+/// A requested test message is accepted, although the receiver still refuses every entry.
+#[test]
+fn accepted_test_message_costs_one_entry_of_one_tracked_field() {
+    for reason in [Rejected, Gone] {
+        let mut queue = TestQueue::open();
+        queue.configure("p", InitialState::Probe, another());
+        for name in ["a", "b", "c"] {
+            queue.enqueue(name, &[name]);
+        }
+        for name in ["a", "b", "c"] {
+            let request = queue.expect(&[name]);
+            queue.refuse(&request, reason);
+            queue.wait_for_retry();
+        }
+        queue.queues.request_test(&key("p"), "1", queue.now);
+        let request = queue.expect(&[]);
+        queue.accept(&request, 0);
+        let request = queue.expect(&["a"]);
+        queue.refuse(&request, Forbidden);
+        assert_eq!(queue.record("a", &[]), failed("a", Forbidden));
+        assert_eq!(queue.queues.next(&key("p"), queue.now).name(), "Stopped");
+        assert_eq!(queue.receiver_state_name(), "Forbidden");
+        for name in ["b", "c", "b"] {
+            queue.wait_for_retry();
+            let request = queue.expect(&[name]);
+            queue.refuse(&request, reason);
+            assert!(queue.queues.outcomes(&key(name)).is_empty(), "{name}");
+        }
+    }
+}
+
 /// No message can cause this refusal.
 #[test]
 fn refused_address_fails_no_entry() {
