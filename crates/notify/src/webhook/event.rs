@@ -62,7 +62,8 @@ struct TestData<'a> {
 }
 
 impl CloudEvent {
-    /// Renders `content` for `webhook`. If the body template fails, the event has its default data instead.
+    /// Renders `content` for `webhook`. If the body template fails even for the first entry alone, the event has that entry
+    /// with its default data.
     pub fn render(
         webhook: &WebhookEndpoint,
         content: MessageContent<'_>,
@@ -75,13 +76,16 @@ impl CloudEvent {
                 name,
                 id,
             } => Self::test(webhook, namespace, name, id, cluster),
-            MessageContent::Entries(items) => {
-                let own = webhook
-                    .body
-                    .as_ref()
-                    .and_then(|body| Self::with_body(webhook, body, items, cluster, plain));
-                own.unwrap_or_else(|| Self::with_data(webhook, items, cluster, plain))
-            }
+            MessageContent::Entries(items) => match &webhook.body {
+                Some(body) => {
+                    Self::with_body(webhook, body, items, cluster, plain).unwrap_or_else(|| {
+                        // The body may succeed for the other entries.
+                        let first = items.get(..1).unwrap_or_default();
+                        Self::with_data(webhook, first, cluster, plain)
+                    })
+                }
+                None => Self::with_data(webhook, items, cluster, plain),
+            },
         }
     }
 

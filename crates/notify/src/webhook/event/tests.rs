@@ -310,6 +310,26 @@ fn failing_body_is_replaced_by_the_default_data() {
     assert_eq!(data(&event)["value"], "3");
 }
 
+#[test]
+fn body_that_fails_for_the_first_entry_wraps_the_others() {
+    let hook = webhook(Some("{{ context.owner }}: {{ text }}"), Some("text/plain"));
+    let mut items = entries(3);
+    for item in &mut items[1..] {
+        item.entry.context.insert("owner".into(), "shop".into());
+    }
+    let first = render(&hook, &items);
+    assert_eq!((first.carried, &*first.id), (1, "e0"));
+    assert_eq!(first.content_type, "application/json");
+    assert_eq!(data(&first)["value"], "1");
+    let others = render(&hook, &items[1..]);
+    assert_eq!(
+        (others.carried, &others.content_type),
+        (2, &hook.content_type)
+    );
+    let body = String::from_utf8(others.body).unwrap();
+    assert!(body.starts_with("shop: 2 changes in prod\n"), "{body}");
+}
+
 fn with_token(body: &str, token: &str) -> WebhookEndpoint {
     let parts = Parts {
         url: "https://receiver.test/".into(),
