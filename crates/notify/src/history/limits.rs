@@ -108,7 +108,8 @@ fn drop_finished(history: &mut History, limits: ListLimits) {
 
 /// Merges neighbouring Pending entries in the middle of a list that exceeds its limits. Entries in flight never change,
 /// so they must be fewer than the limits allow. Entries of two subjects merge only when all entries of one subject
-/// already have. Returns the number of entries that were merged into a neighbour.
+/// already have. Skipped entries between two merged ones are removed. Returns the number of entries that were merged
+/// into a neighbour.
 pub(super) fn merge_pending(
     entries: &mut Vec<Entry>,
     limits: ListLimits,
@@ -132,6 +133,11 @@ pub(super) fn merge_pending(
     merge_slots(&mut slots, limits, |_, _| true, &mut ids);
     let merged = before - slots.len();
 
+    // The value of the entry before the first part is the previous value of a merged entry.
+    rest.retain(|(at, entry)| {
+        let next = slots.partition_point(|slot| slot.at < *at);
+        entry.skipped.is_none() || slots.get(next).is_none_or(|slot| slot.first > *at)
+    });
     rest.extend(slots.into_iter().map(|slot| (slot.at, slot.entry)));
     rest.sort_by_key(|(at, _)| *at);
     entries.extend(rest.into_iter().map(|(_, entry)| entry));
@@ -140,6 +146,9 @@ pub(super) fn merge_pending(
 
 /// Pending entry, as merging compares it.
 struct Slot {
+    /// Place in the list; of a merged slot, that of its first entry.
+    first: usize,
+    /// Place in the list; of a merged slot, that of its last entry.
     at: usize,
     entry: Entry,
     bytes: usize,
@@ -149,6 +158,7 @@ struct Slot {
 impl Slot {
     fn new(at: usize, entry: Entry, in_flight: impl Fn(&str) -> bool) -> Self {
         Self {
+            first: at,
             at,
             bytes: size::stored(&entry),
             in_flight: entry.id.as_deref().is_some_and(in_flight),
@@ -198,7 +208,10 @@ fn merge_slots(
                 Some(before) => {
                     bytes -= before.bytes + slot.bytes;
                     let merged = merge_entries(before.entry, slot.entry, ids());
-                    let merged = Slot::new(slot.at, merged, |_: &str| false);
+                    let merged = Slot {
+                        first: before.first,
+                        ..Slot::new(slot.at, merged, |_: &str| false)
+                    };
                     bytes += merged.bytes;
                     items -= 1;
                     kept.push(merged);

@@ -181,6 +181,29 @@ fn pending_neighbours_in_the_middle_merge() {
 }
 
 #[test]
+fn merged_entry_has_the_value_before_its_first_change_as_previous() {
+    let values = ["0", "1", "5", "3", "4", "7", "2", "9"];
+    let mut history = recorded(values.map(|value| present("a", value)));
+    deliver(&mut history, 1);
+    for at in [3, 4, 6] {
+        (history[at].delivery, history[at].skipped) = (None, Some(Skipped::When));
+    }
+    assert_eq!(
+        apply_limits(&mut history, pending_limits(3, 1 << 20), FREE, ids()),
+        1
+    );
+    let merged = &history[2];
+    assert_eq!(
+        (merged.first_value.as_deref(), merged.value.as_deref()),
+        (Some("5"), Some("7"))
+    );
+    let previous: Vec<_> = pending(&history)
+        .map(|(_, previous)| previous.unwrap().value.as_deref().unwrap())
+        .collect();
+    assert_eq!(previous, ["0", "1", "2"]);
+}
+
+#[test]
 fn entry_in_flight_never_changes() {
     let mut history = entries(20);
     let in_flight = |id: &str| ["id-1", "id-2", "id-3", "id-4", "id-5"].contains(&id);
