@@ -10,10 +10,29 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use super::resolve::{Names, RequestContext};
 
-/// Address that the policy denies, with the rule.
+/// Address or port that the policy denies, with the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct AddressDenied(String);
+#[error("{denied} is not allowed: {rule}{setting}")]
+pub(crate) struct AddressDenied {
+    /// Denied part of the URL: `address` or `port`.
+    part: &'static str,
+    /// The part with its value.
+    denied: String,
+    rule: &'static str,
+    /// Value of the flag that `rule` names, which may be the address itself.
+    setting: String,
+}
+
+impl AddressDenied {
+    /// Returns the message, without the address and the port if the URL is secret.
+    pub(crate) fn message(&self, url_is_secret: bool) -> String {
+        if url_is_secret {
+            format!("the {} of the URL is not allowed: {}", self.part, self.rule)
+        } else {
+            self.to_string()
+        }
+    }
+}
 
 /// Policy of webhook addresses, in addition to the addresses that are always denied.
 #[derive(Clone, Debug, Default)]
@@ -94,10 +113,12 @@ impl AddressPolicy {
             .filter(|port| !self.allows_port(*port))
         {
             let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
-            let ports = ports.join(",");
-            return Err(AddressDenied(format!(
-                "port {port} is not allowed: it is not in --webhook-allow-port={ports}"
-            )));
+            return Err(AddressDenied {
+                part: "port",
+                denied: format!("port {port}"),
+                rule: "it is not in --webhook-allow-port",
+                setting: format!("={}", ports.join(",")),
+            });
         }
         literal(url).map_or(Ok(()), |address| self.check(address))
     }
@@ -107,11 +128,15 @@ impl AddressPolicy {
     }
 
     fn check_one(&self, address: IpAddr, shown: IpAddr) -> Result<(), AddressDenied> {
-        let denied = |why: &str| {
-            Err(AddressDenied(format!(
-                "the address {shown} is not allowed: {why}"
-            )))
+        let denied_by = |rule: &'static str, setting: String| {
+            Err(AddressDenied {
+                part: "address",
+                denied: format!("the address {shown}"),
+                rule,
+                setting,
+            })
         };
+        let denied = |rule| denied_by(rule, String::new());
         let is_link_local = match address {
             IpAddr::V4(v4) => v4.is_link_local(),
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
@@ -133,7 +158,7 @@ impl AddressPolicy {
             return denied("loopback needs --webhook-allow-loopback");
         }
         match self.deny.iter().find(|net| net.contains(&address)) {
-            Some(net) => denied(&format!("it is in --webhook-deny-cidr={net}")),
+            Some(net) => denied_by("it is in --webhook-deny-cidr", format!("={net}")),
             None => Ok(()),
         }
     }

@@ -179,7 +179,7 @@ impl HttpSender {
         self.policy.check_url(&webhook.url).map_err(|denied| {
             failed(SendError::Refused {
                 reason: Refusal::AddressNotAllowed,
-                message: denied.to_string(),
+                message: denied.message(webhook.url_is_secret),
             })
         })?;
         let shared;

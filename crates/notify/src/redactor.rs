@@ -97,8 +97,13 @@ impl Redactor {
         }
     }
 
-    /// Converts an error of the connection.
-    pub(super) fn error(&self, error: reqwest::Error, timeout: Duration) -> SendError {
+    /// Converts an error of the connection. `url_is_secret`: the request's URL comes from a Secret.
+    pub(super) fn error(
+        &self,
+        error: reqwest::Error,
+        timeout: Duration,
+        url_is_secret: bool,
+    ) -> SendError {
         // reqwest puts the URL into its errors.
         let error = error.without_url();
         let mut cause: &(dyn Error + 'static) = &error;
@@ -106,7 +111,7 @@ impl Redactor {
             if let Some(denied) = cause.downcast_ref::<AddressDenied>() {
                 return SendError::Refused {
                     reason: Refusal::AddressNotAllowed,
-                    message: denied.to_string(),
+                    message: denied.message(url_is_secret),
                 };
             }
             match cause.source() {

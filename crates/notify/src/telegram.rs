@@ -166,7 +166,7 @@ impl TelegramRequest<'_> {
         let mut response = request
             .send()
             .await
-            .map_err(|error| redactor.error(error, self.timeout))?;
+            .map_err(|error| redactor.error(error, self.timeout, false))?;
         let status = response.status().as_u16();
         let header = response::retry_after(&response, jiff::Timestamp::now());
         let body = response::body(&mut response).await;

@@ -66,6 +66,7 @@ impl InvalidWebhook {
 #[derive(Clone)]
 pub struct WebhookEndpoint {
     pub(crate) url: reqwest::Url,
+    pub(crate) url_is_secret: bool,
     pub(super) headers: http::HeaderMap,
     pub(crate) secrets: Vec<SecretString>,
     pub(super) body: Option<Body>,
@@ -158,6 +159,7 @@ impl WebhookEndpoint {
         })?;
         Ok(Self {
             url,
+            url_is_secret: parts.url_is_secret,
             headers,
             secrets,
             body: parts.body,

@@ -88,7 +88,7 @@ impl WebhookRequest<'_> {
             // The endpoint may have a new address.
             self.names
                 .forget(webhook.url.host_str().unwrap_or_default());
-            self.hide_cause(redactor.error(error, self.timeout))
+            self.hide_cause(redactor.error(error, self.timeout, webhook.url_is_secret))
         })?;
         let status = response.status().as_u16();
         let quotable = self.quote.allows(

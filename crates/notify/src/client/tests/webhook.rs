@@ -198,6 +198,36 @@ async fn name_is_refused_if_it_resolves_to_a_denied_address(
     assert!(message.contains(expected), "{message}");
 }
 
+#[rstest]
+#[case::address(
+    "http://10.96.0.1:8443/",
+    "the address of the URL is not allowed: it is in --webhook-deny-cidr"
+)]
+#[case::port(
+    "http://10.96.0.1:8444/",
+    "the port of the URL is not allowed: it is not in --webhook-allow-port"
+)]
+#[case::name(
+    "http://receiver.test:8443/",
+    "the address of the URL is not allowed: it is in --webhook-deny-cidr"
+)]
+#[tokio::test]
+async fn refused_secret_url_is_not_quoted(#[case] url: &str, #[case] expected: &str) {
+    let sender = sender(SenderConfig {
+        deny_cidrs: vec!["10.96.0.1/32".parse().unwrap()],
+        allow_ports: vec![8443],
+        lookup: resolving_to("10.96.0.1:0".parse().unwrap()),
+        ..config()
+    });
+    let endpoint = webhook(Parts {
+        url_is_secret: true,
+        ..parts(url)
+    });
+    let result = sender.send(&endpoint, TEST, false).await;
+    assert_eq!(kind(&result), "AddressNotAllowed");
+    assert_eq!(result.unwrap_err().to_string(), expected);
+}
+
 #[tokio::test]
 async fn name_is_reached_at_an_allowed_address() {
     let server = answering(ResponseTemplate::new(204)).await;
