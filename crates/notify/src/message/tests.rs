@@ -111,6 +111,15 @@ fn merged_entry_has_its_number_of_changes() {
     );
 }
 
+/// The first change is a deletion, removes the field, or has another subject.
+#[test]
+fn merged_entry_without_a_first_value_has_only_the_last() {
+    let deleted = item(ChangeAction::Deleted, None, None).entry;
+    let mut merged = item(ChangeAction::Created, Some("3"), Some(deleted));
+    merged.entry.merged = Some(3);
+    assert!(text(&merged, None).ends_with("\nMerged: 3 changes, the last value 3"));
+}
+
 #[test]
 fn cluster_scoped_resource_has_no_namespace_line() {
     let mut item = updated("1", "2");

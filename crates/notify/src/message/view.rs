@@ -68,7 +68,7 @@ pub struct View {
     pub context: BTreeMap<String, String>,
     /// Number of changes that the entry stands for; 1 unless the entry is merged.
     pub merged: u64,
-    /// First value of a merged entry. `value` is the last one.
+    /// First value of a merged entry, unless the first change has none or another subject. `value` is the last one.
     pub first_value: Option<String>,
 }
 
@@ -152,12 +152,12 @@ impl View {
             lines.push(format!("Changed by: {}", one_line(&changed_by.to_string())));
         }
         if self.merged > 1 {
-            let first = self.first_value.as_deref().unwrap_or(NOT_SET);
-            let (first, last) = (one_line(first), one_line(self.shown()));
-            lines.push(format!(
-                "Merged: {} changes, the first value {first}, the last {last}",
-                self.merged
-            ));
+            let last = one_line(self.shown());
+            let values = match self.first_value.as_deref().map(one_line) {
+                Some(first) => format!("the first value {first}, the last {last}"),
+                None => format!("the last value {last}"),
+            };
+            lines.push(format!("Merged: {} changes, {values}", self.merged));
         }
         if let Some(cluster) = &self.cluster {
             lines.push(cluster_line(cluster));
