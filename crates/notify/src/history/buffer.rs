@@ -12,7 +12,8 @@ use super::size;
 /// Buffer of observations between the watch and the next reconcile. It is limited and never blocks the watch.
 ///
 /// In a full buffer, neighbours in the middle merge and count their changes, so no change is lost. Observations stay
-/// until the history has them, with their ids, by which a later reconcile recognises a write without a response.
+/// until the history has them. The last one of a write keeps its id, by which the next reconcile recognises a write
+/// without a response.
 #[derive(Debug)]
 pub struct ObservationBuffer {
     /// Oldest first.
@@ -64,16 +65,19 @@ impl ObservationBuffer {
         if newest.is_none_or(|newest| !is_same_state(newest, &observation)) {
             self.bytes += size::stored(&observation);
             self.entries.push(observation);
-            self.merge();
+            self.merge(None);
         }
     }
 
     /// Returns all observations, to be written. A write that failed or was cancelled needs no call: the next one
     /// begins with all of them.
     pub fn begin_write(&mut self) -> Observations {
+        // The history ends with this observation if the last write was stored and its response was lost.
+        let last_of_write = self.entries[..self.writing].last();
+        let last_of_write = last_of_write.and_then(|entry| entry.id.clone());
         self.writing = 0;
         self.bytes = self.entries.iter().map(size::stored).sum();
-        self.merge();
+        self.merge(last_of_write.as_deref());
         (self.writing, self.bytes) = (self.entries.len(), 0);
         Observations {
             entries: self.entries.clone(),
@@ -93,7 +97,8 @@ impl ObservationBuffer {
         self.merged = self.merged.saturating_sub(written.merged);
     }
 
-    fn merge(&mut self) {
+    /// Merges observations that no reconcile may be writing, except for the one with the ID `kept`.
+    fn merge(&mut self, kept: Option<&str>) {
         if self
             .limits
             .allows(self.entries.len() - self.writing, self.bytes)
@@ -102,7 +107,7 @@ impl ObservationBuffer {
         }
         let mut later = self.entries.split_off(self.writing);
         let ids = || Uuid::now_v7().to_string();
-        self.merged += merge_pending(&mut later, self.limits, |_| false, ids);
+        self.merged += merge_pending(&mut later, self.limits, |id| kept == Some(id), ids);
         self.bytes = later.iter().map(size::stored).sum();
         self.entries.append(&mut later);
     }

@@ -446,6 +446,31 @@ fn observations_being_written_do_not_merge() {
     assert!(retried.entries.len() <= 16);
 }
 
+/// The history has the first write, whose response was lost.
+#[test]
+fn observations_of_a_lost_write_are_not_counted_twice() {
+    let mut buffer = ObservationBuffer::new(ListLimits {
+        items: 16,
+        bytes: 1 << 20,
+    });
+    let mut history = History::new();
+    let mut write = |versions: std::ops::Range<u64>| {
+        for version in versions {
+            let text = version.to_string();
+            buffer.push(Entry {
+                id: Some(text.clone()),
+                ..observed(at(0), present("a", &text), Some(version))
+            });
+        }
+        let observations = buffer.begin_write().entries;
+        assert!(observations.len() <= 16);
+        record(&mut history, &subject("replicas"), observations, ids());
+    };
+    write(1..9);
+    write(9..21);
+    assert_eq!(changes(&history), 20);
+}
+
 /// Merged observations stand for changes, even if the last value equals the first.
 #[test]
 fn merged_observation_has_the_net_action() {
