@@ -110,7 +110,7 @@ impl<T: Transport> ContactPoints<T> {
                 || known.uid != point.uid()
                 || known.digest_delay != digest_delay
         }) {
-            let initial_state = initial_state(point.status.as_ref(), &tested);
+            let initial_state = initial_state(point.status.as_ref(), &tested, known.is_none());
             let test = test_message(point, &tested);
             self.outbox
                 .configure(key, resolved.endpoint, digest_delay, initial_state, test);
@@ -200,11 +200,16 @@ fn test_message(point: &ContactPoint, tested: &LastTest) -> TestMessage {
     }
 }
 
-/// Returns the initial state of a queue. An endpoint that was tested before is not tested again.
-fn initial_state(status: Option<&ContactPointStatus>, tested: &LastTest) -> InitialState {
+/// Returns the initial state of a queue. An endpoint that was tested before is not tested again, unless it replaces
+/// another endpoint and is not ready. `is_first`: this process has not configured the queue before.
+fn initial_state(
+    status: Option<&ContactPointStatus>,
+    tested: &LastTest,
+    is_first: bool,
+) -> InitialState {
     match status {
         Some(status) if status::is_verified(status, tested) => InitialState::Open,
-        Some(status) if status::was_tested(status, tested) => InitialState::Probe,
+        Some(status) if is_first && status::was_tested(status, tested) => InitialState::Probe,
         _ => InitialState::Test,
     }
 }

@@ -60,6 +60,29 @@ async fn secret_that_cannot_be_read_for_a_while_sends_no_test_message(
     bed.ready("hook").await;
 }
 
+/// A typo in the URL, which its author reverts.
+#[tokio::test]
+async fn earlier_endpoint_that_returns_is_tested_at_once() {
+    let bed = Bed::shared("reverted").await;
+    let (receiver, other) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    other.always(status(503));
+    // Longer than the test.
+    let _operator =
+        Operator::start(&bed, Settings::default().flag("--stopped-retry-period=1h")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    let set_url = async |url: String| {
+        let spec = json!({ "webhookSpec": { "url": url } });
+        bed.patch::<ContactPoint>("hook", json!({ "spec": spec }))
+            .await;
+    };
+    set_url(other.url()).await;
+    bed.not_ready("hook", "Unreachable").await;
+    set_url(receiver.url()).await;
+    bed.ready("hook").await;
+    assert_eq!(tests(&receiver).len(), 2);
+}
+
 #[tokio::test]
 async fn retried_test_message_keeps_its_id_also_after_a_restart() {
     let bed = Bed::shared("same-id").await;
