@@ -70,6 +70,9 @@ impl<T: Transport> TrackedFieldSets<T> {
                 }
                 DeletionDecision::Unsent { after } => {
                     deletions.waiting += 1;
+                    if let Some(field) = self.fields.get(&child.key) {
+                        deletions.unsent.insert(child.key, field);
+                    }
                     after.min(RECHECK_INTERVAL)
                 }
                 DeletionDecision::Unknown => {

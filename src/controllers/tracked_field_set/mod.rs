@@ -497,6 +497,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             desired: HashMap::new(),
             covered: HashMap::new(),
             left_out: BTreeSet::new(),
+            leaving: HashMap::new(),
         };
         self.fill_slots(cx, &mut plan, planned, slots);
         plan
@@ -706,7 +707,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         resource: &ResourceName,
         unchecked: &OwnedChildren,
         plan: &mut Plan,
-        deletions: Deletions,
+        mut deletions: Deletions,
         deadline: Instant,
     ) -> Result<Written> {
         let now = Instant::now();
@@ -714,17 +715,25 @@ impl<T: Transport> TrackedFieldSets<T> {
             let mut states = self.states();
             let rejected = &mut states.entry(cx.key.clone()).or_default().rejected;
             rejected.retain(
-                |key| plan.desired.contains_key(key),
+                |key| plan.desired.contains_key(key) || deletions.unsent.contains_key(key),
                 |key| unchecked.contains_key(key),
             );
             (rejected.waiting(now), rejected.creations_wait(now))
         };
-        let mut due = deletions.due;
+        let due = &mut deletions.due;
         due.retain(|deletion| !waiting.contains(&deletion.key));
         // A deletion may free a part of the quota.
         let creations_wait = quota_is_exceeded && due.is_empty();
         let (set, owner) = (&cx.object, &cx.owner);
-        let chosen = writes::choose(set, owner, plan, unchecked, due, &waiting, creations_wait);
+        let chosen = writes::choose(
+            set,
+            owner,
+            plan,
+            unchecked,
+            deletions,
+            &waiting,
+            creations_wait,
+        );
         let mut written = Written {
             remaining: chosen.remaining,
             ..Written::default()
@@ -764,9 +773,12 @@ impl<T: Transport> TrackedFieldSets<T> {
                         _ => written.changed += 1,
                     }
                     state.rejected.forget(&key);
+                    let fingerprint = self.children.cached_fingerprint(&key);
                     if let Some(desired) = plan.desired.get_mut(&key) {
-                        desired.checked = self.children.cached_fingerprint(&key);
+                        desired.checked = fingerprint;
                         desired.is_contested = false;
+                    } else if let Some(fingerprint) = fingerprint {
+                        plan.leaving.insert(key, fingerprint);
                     }
                 }
                 // The child has changed, so the next reconcile decides again.

@@ -1,8 +1,10 @@
 //! Desired children of a set, and children that the set no longer needs.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use qm_api::TrackedField;
 use qm_api::tracked_field::Initial;
 use qm_runtime::child_cache::KnownChild;
 use qm_runtime::{ObjectKey, SpecRevision};
@@ -23,6 +25,8 @@ pub(super) struct Plan {
     pub(super) covered: HashMap<ObjectKey, usize>,
     /// Resources beyond `maxTargets`.
     pub(super) left_out: BTreeSet<ObjectKey>,
+    /// Fingerprints of the leaving children that matched the template of the set.
+    pub(super) leaving: HashMap<ObjectKey, u64>,
 }
 
 /// A desired child.
@@ -54,6 +58,8 @@ pub(super) struct Deletions {
     pub(super) due: Vec<PlannedDeletion>,
     /// Number of children that stay for now.
     pub(super) waiting: usize,
+    /// The children among them with Pending entries. They still send, so they follow the template of the set.
+    pub(super) unsent: HashMap<ObjectKey, Arc<TrackedField>>,
     /// When to check the waiting children again.
     pub(super) check_after: Option<Duration>,
 }

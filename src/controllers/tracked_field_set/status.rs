@@ -232,6 +232,7 @@ mod tests {
             desired: desired.collect(),
             covered: HashMap::new(),
             left_out: left_out.collect::<BTreeSet<_>>(),
+            leaving: HashMap::new(),
         }
     }
 

@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use qm_api::tracked_field::TrackedFieldSpec;
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
 use qm_runtime::backoff::{Backoff, BackoffPolicy};
@@ -12,7 +14,7 @@ use qm_runtime::outcome::Requeue;
 use qm_runtime::ownership::Owner;
 
 use super::child;
-use super::plan::{OwnedChildren, Plan, PlannedDeletion};
+use super::plan::{Deletions, OwnedChildren, Plan, PlannedDeletion};
 
 /// Maximum number of writes per reconcile, so that other sets proceed.
 const MAX_WRITES: usize = 256;
@@ -106,17 +108,17 @@ impl Rejections {
         self.children.remove(key);
     }
 
-    /// Forgets the writes that the set no longer makes.
+    /// Forgets the writes that the set no longer makes. `is_kept` returns whether the set creates or changes a child.
     pub fn retain(
         &mut self,
-        is_desired: impl Fn(&ObjectKey) -> bool,
+        is_kept: impl Fn(&ObjectKey) -> bool,
         is_owned: impl Fn(&ObjectKey) -> bool,
     ) {
         self.children.retain(|key, rejection| {
             if rejection.is_deletion {
-                is_owned(key) && !is_desired(key)
+                is_owned(key) && !is_kept(key)
             } else {
-                is_desired(key)
+                is_kept(key)
             }
         });
     }
@@ -184,14 +186,13 @@ impl DeletionReads {
 }
 
 /// Chooses the writes of one reconcile, and records in `plan` which children match. `unchecked` are the children that are
-/// not known to match, `due` those to delete. Writes of the `waiting` children and, if `creations_wait`, of missing
-/// children wait.
+/// not known to match. Writes of the `waiting` children and, if `creations_wait`, of missing children wait.
 pub(super) fn choose(
     set: &TrackedFieldSet,
     owner: &Owner,
     plan: &mut Plan,
     unchecked: &OwnedChildren,
-    mut due: Vec<PlannedDeletion>,
+    deletions: Deletions,
     waiting: &HashSet<ObjectKey>,
     creations_wait: bool,
 ) -> ChosenWrites {
@@ -245,6 +246,33 @@ pub(super) fn choose(
                     ChildWrite::Change { target, child }
                 });
             }
+        }
+    }
+    let Deletions {
+        mut due, unsent, ..
+    } = deletions;
+    plan.leaving.retain(|key, _| unsent.contains_key(key));
+    for (key, field) in unsent {
+        let Some(live) = unchecked.get(&key).filter(|_| !waiting.contains(&key)) else {
+            continue;
+        };
+        if plan.leaving.get(&key) == Some(&live.fingerprint) {
+            continue;
+        }
+        let spec = TrackedFieldSpec {
+            notification: Arc::clone(&notification),
+            ..field.spec.clone()
+        };
+        let target = ObjectKey::new(&spec.target.namespace, &spec.target.name);
+        let child = child::build(set, &key, spec);
+        if live.summary.content == child::content_of(&child, owner) {
+            plan.leaving.insert(key.clone(), live.fingerprint);
+            matching.push(key);
+        } else if ensures.len() >= MAX_WRITES {
+            further += 1;
+        } else {
+            let child = Box::new(child);
+            ensures.push(ChildWrite::Change { target, child });
         }
     }
     let (ensures, left) = limited(ensures, contested);
@@ -301,10 +329,95 @@ pub fn requeue(
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::collections::{BTreeSet, HashMap};
+
+    use qm_api::common::NAMES;
+    use qm_api::tracked_field::Initial;
+    use qm_runtime::SpecRevision;
+    use qm_runtime::child_cache::KnownChild;
+    use serde_json::json;
+
+    use super::super::child::LiveChild;
     use super::*;
 
     fn why() -> (Cow<'static, str>, String) {
         ("WriteRejected".into(), "denied".to_owned())
+    }
+
+    fn set(is_suspended: bool) -> TrackedFieldSet {
+        let set = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedFieldSet",
+            "metadata": { "namespace": "ops", "name": "all", "uid": "1" },
+            "spec": {
+                "target": { "kind": "Deployment" }, "fields": ["replicas"],
+                "template": { "contactPoint": "hook", "suspend": is_suspended },
+            },
+        });
+        serde_json::from_value(set).unwrap()
+    }
+
+    fn empty_plan() -> Plan {
+        Plan {
+            revision: SpecRevision::default(),
+            compared: Instant::now(),
+            desired: HashMap::new(),
+            covered: HashMap::new(),
+            left_out: BTreeSet::new(),
+            leaving: HashMap::new(),
+        }
+    }
+
+    /// Otherwise, nothing would resume a child that is suspended with its set, or move it to another contact point.
+    #[test]
+    fn leaving_child_with_pending_entries_follows_the_template() {
+        let suspended = set(true);
+        let owner = Owner::of(&suspended).unwrap();
+        let (key, target) = (
+            ObjectKey::new("ops", "all-web"),
+            ObjectKey::new("ops", "web"),
+        );
+        let notification = child::notification(&suspended.spec);
+        let (selector, initial) = (&suspended.spec.target, Initial::Quiet);
+        let spec = child::spec(selector, &notification, &target, "replicas", initial);
+        let mut live = child::build(&suspended, &key, spec);
+        owner.set_ownership(&mut live.metadata);
+        let known = KnownChild::of(&live.metadata, &NAMES, 7, LiveChild::of(&live));
+        let unchecked = OwnedChildren::from([(key.clone(), known)]);
+        let live = Arc::new(live);
+        let chosen = |set: &TrackedFieldSet, plan: &mut Plan| {
+            let deletions = Deletions {
+                unsent: [(key.clone(), Arc::clone(&live))].into(),
+                ..Deletions::default()
+            };
+            let none = HashSet::new();
+            choose(set, &owner, plan, &unchecked, deletions, &none, false)
+        };
+        let mut plan = empty_plan();
+        let same = chosen(&suspended, &mut plan);
+        assert!(same.writes.is_empty());
+        assert_eq!(same.matching, [key.clone()]);
+        let known = chosen(&suspended, &mut plan);
+        assert!(known.writes.is_empty() && known.matching.is_empty());
+
+        // A change of the set discards its plan.
+        let writes = chosen(&set(false), &mut empty_plan()).writes;
+        let [
+            ChildWrite::Change {
+                target: of,
+                child: changed,
+            },
+        ] = &writes[..]
+        else {
+            panic!("{} writes", writes.len());
+        };
+        assert_eq!(
+            (of, changed.spec.notification.suspend),
+            (&target, Some(false))
+        );
+        assert_eq!(changed.spec.target, live.spec.target);
+        assert_eq!(changed.spec.initial, live.spec.initial);
     }
 
     #[test]

@@ -7,12 +7,12 @@ use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::DynamicObject;
 use kube::core::ApiResource;
 use kube::{Api, ResourceExt};
-use qm_api::tracked_field::{Entry, Skipped};
+use qm_api::tracked_field::{ChangeAction, Entry, Skipped};
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::ObjectKey;
 use qm_runtime::watch::ResourceName;
 use quartermaster::controllers::tracked_field_set::child;
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use tokio::sync::Semaphore;
@@ -213,6 +213,49 @@ async fn unsent_entries_keep_a_child_for_a_day() {
     operator.restart();
     let left = bed.children_of("all", &["b"]).await;
     assert!(is_unsent(&left["b"].history().unwrap()), "the set needs it");
+}
+
+/// The pause of a set, or a contact point that is missing, would keep the entries of a child that leaves.
+#[tokio::test]
+async fn leaving_child_with_unsent_entries_follows_the_template() {
+    let bed = Bed::shared("sets-template").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("a", 1).await;
+    bed.deployment("b", 1).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({ "keepSeconds": 0, "template": { "suspend": true } });
+    bed.set("all", replicas(spec)).await;
+    for name in ["a", "b"] {
+        bed.child_history("all", name, is_quiet).await;
+    }
+    let template = async |template: Value| {
+        let spec = json!({ "spec": { "template": template } });
+        bed.patch::<TrackedFieldSet>("all", spec).await;
+    };
+    let deletion_is_recorded = async |name: &str| {
+        bed.delete::<Deployment>(name).await;
+        let is_unsent = |history: &[Entry]| {
+            let last = history.last();
+            last.is_some_and(|last| last.action == ChangeAction::Deleted && last.is_pending())
+        };
+        bed.child_history("all", name, is_unsent).await;
+    };
+    deletion_is_recorded("a").await;
+    template(json!({ "suspend": false })).await;
+    bed.children_of("all", &["b"]).await;
+
+    template(json!({ "contactPoint": "missing" })).await;
+    bed.set_reads("all", "ContactPointNotFound").await;
+    deletion_is_recorded("b").await;
+    template(json!({ "contactPoint": "hook" })).await;
+    bed.children_of("all", &[]).await;
+    let sent = changes(&receiver);
+    let sent: Vec<_> = sent
+        .iter()
+        .map(|change| json!([change["name"], change["action"]]))
+        .collect();
+    assert_eq!(sent, [json!(["a", "Deleted"]), json!(["b", "Deleted"])]);
 }
 
 #[tokio::test]
