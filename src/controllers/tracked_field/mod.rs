@@ -164,7 +164,8 @@ impl<T: Transport> TrackedFields<T> {
         outcome.event(EventPolicy::Renew(self.renew_event))
     }
 
-    /// Brings the status up to date with observations and delivery outcomes, and returns the history.
+    /// Brings the status up to date with observations and delivery outcomes, and returns the history. `ends_tracking`: the
+    /// target is no longer followed afterwards.
     ///
     /// # Errors
     /// [`Error::Stale`] if the next reconcile needs a newer object.
@@ -174,6 +175,7 @@ impl<T: Transport> TrackedFields<T> {
         point: &ObjectKey,
         outcomes: &[(String, history::DeliveryOutcome)],
         suspended: bool,
+        ends_tracking: bool,
     ) -> Result<History> {
         let key = cx.key.clone();
         let (identity, circumstances) = (
@@ -181,7 +183,11 @@ impl<T: Transport> TrackedFields<T> {
             self.circumstances(&cx.object),
         );
         let tracker = &self.targets.tracker;
-        let (observations, newest) = tracker.pending(&key, &identity);
+        let (observations, newest) = if ends_tracking {
+            tracker.last_pending(&key, &identity)
+        } else {
+            tracker.pending(&key, &identity)
+        };
         let mut raced = false;
         // Entries of a request, also of one that the queue gives up below, may have reached the receiver under their IDs.
         let mut in_flight = HashSet::new();
@@ -442,13 +448,15 @@ impl<T: Transport> TrackedFields<T> {
                 .is_some_and(|point| point.spec.suspend.unwrap_or_default());
 
         let outcomes = self.outbox.outcomes(&key);
-        let history = self.record(cx, &point_key, &outcomes, suspended).await?;
+        let ends_tracking = tracked
+            .as_ref()
+            .is_err_and(|untracked| untracked.waiting.ends_tracking());
+        let history = self
+            .record(cx, &point_key, &outcomes, suspended, ends_tracking)
+            .await?;
         // The target is unfollowed only now, so that earlier observations, such as its deletion along with its CRD, are
         // recorded.
-        if tracked
-            .as_ref()
-            .is_err_and(|untracked| untracked.waiting.ends_tracking())
-        {
+        if ends_tracking {
             self.targets.unfollow(&key);
         }
         // The request runs outside this reconcile: a target that hangs must not block outcomes and other objects.

@@ -467,6 +467,26 @@ impl Tracker {
             .unwrap_or_default()
     }
 
+    /// Returns the observations to record for `key` before its target is no longer followed, as [`Tracker::pending`] does.
+    /// If the spec now names a target or field that cannot be followed, the observations of the former one are recorded
+    /// nevertheless.
+    pub(crate) fn last_pending(
+        &self,
+        key: &ObjectKey,
+        identity: &FollowIdentity,
+    ) -> (Observations, Option<NewestState>) {
+        let mut state = self.state();
+        let follower = state.followers.get_mut(key);
+        follower
+            .filter(|it| it.identity.uid == identity.uid)
+            .map(|follower| {
+                let newest = follower.newest();
+                let newest = newest.filter(|_| follower.identity == *identity);
+                (follower.buffer.begin_write(), newest)
+            })
+            .unwrap_or_default()
+    }
+
     /// Removes observations that the history of `key` has. The spec may have changed meanwhile.
     pub fn recorded(&self, key: &ObjectKey, identity: &FollowIdentity, recorded: &Observations) {
         let mut state = self.state();

@@ -115,9 +115,9 @@ async fn entries_survive_lost_answers_while_the_target_is_recreated() {
     scene.assert_sent_once().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unrecorded_change_outlives_a_change_of_the_spec() {
-    let scene = scene("respec", &["web", "marker"], &[]).await;
+/// Scales `web` twice while its status cannot be written, and then tracks `field`, which has this value.
+async fn respec_with_unrecorded_changes(name: &str, field: &str, value: Option<&str>) {
+    let scene = scene(name, &["web", "marker"], &[]).await;
     let bed = &scene.bed;
     let refusal = Fault::status(StatusCode::SERVICE_UNAVAILABLE);
     let refused = scene.proxy.inject(
@@ -131,20 +131,27 @@ async fn unrecorded_change_outlives_a_change_of_the_spec() {
     bed.delivered("marker", &[("Created", Some("1")), ("Updated", Some("2"))])
         .await;
     refused.wait_for_hits(1, SOON).await.unwrap();
-    bed.patch::<TrackedField>("web", json!({ "spec": { "field": "image" } }))
+    bed.patch::<TrackedField>("web", json!({ "spec": { "field": field } }))
         .await;
     refused.cancel();
-    let before = [
+    let mut expected = vec![
         ("Created", Some("1")),
         ("Updated", Some("2")),
         ("Updated", Some("3")),
     ];
-    bed.delivered(
-        "web",
-        &[&before[..], &[("Created", Some("nginx:latest"))]].concat(),
-    )
-    .await;
+    expected.extend(value.map(|value| ("Created", Some(value))));
+    bed.delivered("web", &expected).await;
     scene.assert_sent_once().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unrecorded_change_outlives_a_change_of_the_spec() {
+    respec_with_unrecorded_changes("respec", "image", Some("nginx:latest")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unrecorded_change_outlives_the_end_of_tracking() {
+    respec_with_unrecorded_changes("untracked", "{.spec[}", None).await;
 }
 
 /// Neither the cache nor the answers show what was written.

@@ -311,6 +311,31 @@ fn observations_of_the_former_target_are_still_recorded() {
     assert_eq!(pending(&identity("2", "a")), []);
 }
 
+/// The new spec names a field that does not exist, so no new follower takes over the observations.
+#[test]
+fn observations_are_recorded_before_the_end_of_tracking() {
+    let (key, before, now) = (
+        ObjectKey::new("shop", "it"),
+        identity("1", "a"),
+        identity("1", "b"),
+    );
+    let tracker = Tracker::new(Trigger::default(), true);
+    follow(&tracker, &key, &before, &target("a"));
+    tracker.on_applied(&resource(), object("a", 5, "x"));
+    let (none, _) = tracker.pending(&key, &now);
+    assert!(none.entries.is_empty(), "the follower may be newer");
+    let (another, _) = tracker.last_pending(&key, &identity("2", "a"));
+    assert!(another.entries.is_empty(), "an earlier object");
+    for (identity, is_newest) in [(&before, true), (&now, false)] {
+        let (last, newest) = tracker.last_pending(&key, identity);
+        let values: Vec<_> = last.entries.iter().map(|it| it.value.as_deref()).collect();
+        assert_eq!((values, newest.is_some()), (vec![Some("x")], is_newest));
+    }
+    let (last, _) = tracker.last_pending(&key, &now);
+    tracker.recorded(&key, &now, &last);
+    assert!(!tracker.has_buffered_changes(&key));
+}
+
 /// A standby's events, and a leader's events before the relist, may be stale.
 #[test]
 fn new_leader_keeps_no_earlier_observation() {
