@@ -1,6 +1,6 @@
 //! Obstacles of a `TrackedField`, with the text of its annotation and Event.
 
-use qm_api::tracked_field::Entry;
+use qm_api::tracked_field::{Entry, Skipped};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_notify::message::{self, TextLimit};
 use qm_notify::when::When;
@@ -381,6 +381,9 @@ pub(crate) fn of_when(when: &Result<When, String>, history: &[Entry]) -> Option<
         // The language has no types that could be checked without a change.
         Ok(when) => {
             let (entry, previous) = history::newest(history)?;
+            // The expression does not decide about a quiet first value, which is the previous value of the next change.
+            let is_quiet = entry.skipped == Some(Skipped::Initial);
+            let previous = previous.or(is_quiet.then_some(entry));
             let error = when.evaluate(entry, previous).err()?;
             format!("failed for the newest change: {error}; messages for such changes are sent")
         }
@@ -436,8 +439,85 @@ pub fn of_body(
     })
 }
 
-/// Returns the newest change, as its message without a template contains it.
+/// Returns the newest change, as its message without a template contains it; `None` if no message is sent for it.
 fn newest(object: &TrackedField, history: &[Entry]) -> Option<OutgoingEntry> {
     let (newest, previous) = history::newest(history)?;
-    Some(OutgoingEntry::of(object, None, newest, previous))
+    let is_sent = newest.skipped.is_none();
+    is_sent.then(|| OutgoingEntry::of(object, None, newest, previous))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use qm_api::tracked_field::History;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Returns a history of one entry, for which no message is sent if `is_skipped`.
+    fn first(value: &str, is_skipped: bool) -> History {
+        let mut entry = json!({
+            "action": "Created", "id": "1", "value": value, "subject": "Deployment/shop/web/image",
+        });
+        if is_skipped {
+            entry["skipped"] = "Initial".into();
+        } else {
+            entry["delivery"] = "Pending".into();
+        }
+        serde_json::from_value(json!([entry])).unwrap()
+    }
+
+    fn field(template: &str) -> TrackedField {
+        let target = json!({ "kind": "Deployment", "namespace": "shop", "name": "web" });
+        let field = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField",
+            "metadata": { "namespace": "ops", "name": "web" },
+            "spec": { "target": target, "field": "image", "contactPoint": "hook", "template": template },
+        });
+        serde_json::from_value(field).unwrap()
+    }
+
+    fn point(body: &str) -> ContactPoint {
+        let webhook = json!({ "url": "https://hook.example.com", "body": body });
+        let point = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint",
+            "metadata": { "namespace": "ops", "name": "hook" },
+            "spec": { "type": "Webhook", "webhookSpec": webhook },
+        });
+        serde_json::from_value(point).unwrap()
+    }
+
+    /// Every child of a quiet set would report a problem that its first message does not have.
+    #[test]
+    fn template_and_body_are_tried_only_with_changes_that_are_sent() {
+        let change = r#"{{ previous | replace("a", "b") }} -> {{ value }}"#;
+        let (object, point) = (field(change), point(change));
+        let is_reported = |is_skipped: bool| {
+            let history = first("web:1", is_skipped);
+            (
+                of_template(&object, &history, None).is_some(),
+                of_body(&object, &history, &point, None).is_some(),
+            )
+        };
+        assert_eq!(is_reported(false), (true, true));
+        assert_eq!(is_reported(true), (false, false));
+        let invalid = of_template(&field("{% if %}"), &first("web:1", true), None);
+        assert!(invalid.is_some(), "it does not parse");
+    }
+
+    #[test]
+    fn quiet_value_is_its_own_previous_value_for_the_expression() {
+        let when = When::parse("number(value) < number(previous)");
+        let is_reported = |value: &str, is_skipped: bool| {
+            let history = first(value, is_skipped);
+            of_when(&when, &history).is_some()
+        };
+        assert!(!is_reported("2", true));
+        assert!(
+            is_reported("2", false),
+            "the first message has no previous value"
+        );
+        assert!(is_reported("web:1", true), "an image is no number");
+    }
 }
