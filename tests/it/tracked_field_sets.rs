@@ -531,6 +531,36 @@ async fn last_change_of_a_resource_that_is_no_longer_selected_is_sent() {
     assert_eq!(corrected.uid(), child.uid());
 }
 
+#[tokio::test]
+async fn resource_that_is_selected_again_is_quiet() {
+    let bed = Bed::shared("sets-again").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({ "target": { "selector": { "matchLabels": { "tier": "web" } } } });
+    bed.set("web", replicas(spec)).await;
+    bed.set_reads("web", "NothingMatches").await;
+    // A second later than the set, as the apiserver rounds.
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    bed.deployment("a", 1).await;
+    let label = async |value: Value| {
+        let labels = json!({ "metadata": { "labels": { "tier": value } } });
+        bed.patch::<Deployment>("a", labels).await;
+    };
+    label(json!("web")).await;
+    let history = bed
+        .child_history("web", "a", |history| {
+            history.len() == 1 && !history[0].is_pending()
+        })
+        .await;
+    assert_eq!(history[0].skipped, None, "the resource is new");
+    label(json!(null)).await;
+    bed.children_of("web", &[]).await;
+    label(json!("web")).await;
+    bed.child_history("web", "a", is_quiet).await;
+    assert_eq!(changes(&receiver).len(), 1);
+}
+
 /// The watch of `ConfigMap`s shows no data, and the operator reads each at most once a second.
 #[tokio::test]
 async fn last_change_of_a_config_map_that_is_no_longer_selected_is_sent() {

@@ -1,5 +1,5 @@
 //! Index of the resources that sets select, of the namespaces, and of all `TrackedField`s. Of a resource, the index
-//! keeps only the name and the age, and only while a set selects it.
+//! keeps only the name and the age, and only while a set selects it, or once its labels no longer match.
 //!
 //! Only a reconcile registers a selection, so a standby keeps no resources. A running watch does not repeat unchanged
 //! resources, so the reconcile lists those that the watch may have shown before ([`SetIndex::unlisted`]).
@@ -26,6 +26,8 @@ use crate::controllers::tracked_field::targets::Sets;
 const MAX_CHANGES: usize = 1000;
 /// Maximum number of resources that the watch may show during a list. Beyond that, the reconcile lists again.
 const MAX_SHOWN_DURING_LIST: usize = 10_000;
+/// Maximum number of resources that a set remembers although their labels no longer match.
+const MAX_FORMER: usize = 10_000;
 
 /// Index of the resources that sets select.
 pub(crate) struct SetIndex {
@@ -54,6 +56,8 @@ struct Selected {
     /// Digest of the selection.
     digest: String,
     targets: BTreeMap<ObjectKey, Target>,
+    /// Resources whose labels no longer match: if a label returns, the resource is not new.
+    former: HashMap<ObjectKey, Target>,
     unlisted: Unlisted,
     changes: Changes,
     /// Resources that the watch has shown since the reconcile began to list, selected or not; `None` without a running
@@ -150,6 +154,7 @@ impl SetIndex {
             selection: Arc::new(selection),
             digest: digest.to_owned(),
             targets: BTreeMap::new(),
+            former: HashMap::new(),
             unlisted,
             changes: Changes {
                 all: true,
@@ -308,8 +313,12 @@ impl SetIndex {
         let Some(selected) = state.sets.get_mut(set) else {
             return;
         };
+        let Selected {
+            targets, former, ..
+        } = selected;
         for (target, identity) in children {
-            if let Some(target) = selected.targets.get_mut(target)
+            let known = targets.get_mut(target).or_else(|| former.get_mut(target));
+            if let Some(target) = known
                 && !target.had_children.contains(&identity)
             {
                 target.had_children.push(identity);
@@ -400,13 +409,14 @@ impl SetIndex {
                 && selection.matches(&key.name, &labels);
             if is_selected {
                 is_kept = true;
-                let same = known.filter(|known| known.created == created);
+                let same = known.or_else(|| selected.former.get(&key));
+                let same = same.filter(|known| known.created == created);
                 let is_relabelled = selected.unlisted.relabelled.contains(&namespace);
                 let target = Target {
                     version,
                     created,
-                    from_namespace_change: same
-                        .map_or(is_relabelled, |it| it.from_namespace_change),
+                    from_namespace_change: is_relabelled
+                        || same.is_some_and(|it| it.from_namespace_change),
                     had_children: same.map(|it| it.had_children.clone()).unwrap_or_default(),
                 };
                 if known.is_none_or(|known| known.created != created) {
@@ -414,7 +424,9 @@ impl SetIndex {
                     changed.push(set.clone());
                 }
                 selected.targets.insert(key.clone(), target);
-            } else if selected.targets.remove(&key).is_some() {
+                selected.former.remove(&key);
+            } else if let Some(target) = selected.targets.remove(&key) {
+                selected.remember(key.clone(), target);
                 selected.changes.add(&key);
                 changed.push(set.clone());
             }
@@ -434,6 +446,7 @@ impl SetIndex {
             if selected.record_shown(key) {
                 changed.push(set.clone());
             }
+            selected.former.remove(key);
             // The event may be older than the reconcile's list.
             let known = selected.targets.get(key);
             if known.is_some_and(|known| last.is_none_or(|last| last >= known.version)) {
@@ -520,6 +533,19 @@ impl SetIndex {
 }
 
 impl Selected {
+    /// Remembers a resource whose labels no longer match. Beyond the limit, forgets the oldest one, because old resources
+    /// never count as new.
+    fn remember(&mut self, key: ObjectKey, target: Target) {
+        self.former.insert(key, target);
+        if self.former.len() > MAX_FORMER {
+            let former = self.former.iter();
+            let oldest = former.min_by_key(|(_, target)| target.created);
+            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
+                self.former.remove(&oldest);
+            }
+        }
+    }
+
     /// Records that the watch has shown `key`. Returns true if the running list is now outdated: the reconcile must list
     /// again.
     fn record_shown(&mut self, key: &ObjectKey) -> bool {
@@ -837,6 +863,41 @@ mod tests {
         fixture.show("shop/a", 5, &web());
         fixture.watched.delete(&ObjectKey::new("shop", "a"), None);
         assert_eq!(fixture.names(), [""; 0]);
+    }
+
+    /// A rollout may remove a label and add it again, which creates no resource.
+    #[test]
+    fn resource_that_matches_again_is_known() {
+        let fixture = Fixture::new(of_web());
+        let key = ObjectKey::new("shop", "a");
+        let had_children = || {
+            let target = fixture.sets.target(&set(), &key);
+            target.map(|target| target.had_children)
+        };
+        fixture.show("shop/a", 1, &web());
+        fixture.sets.record_children(&set(), [(&key, 7)]);
+        fixture.show("shop/a", 2, &json!({}));
+        assert_eq!(had_children(), None);
+        // The creation of this child has taken longer than the change of the labels.
+        fixture.sets.record_children(&set(), [(&key, 8)]);
+        fixture.show("shop/a", 3, &web());
+        assert_eq!(had_children(), Some(vec![7, 8]));
+        fixture.show("shop/a", 4, &json!({}));
+        fixture.watched.delete(&key, None);
+        fixture.show("shop/a", 5, &web());
+        assert_eq!(had_children(), Some(vec![]), "another resource");
+    }
+
+    #[test]
+    fn resources_that_no_longer_match_are_bounded() {
+        let fixture = Fixture::new(of_web());
+        for number in 0..=MAX_FORMER {
+            let path = format!("shop/{number}");
+            fixture.show(&path, 1, &web());
+            fixture.show(&path, 2, &json!({}));
+        }
+        let state = fixture.sets.state();
+        assert_eq!(state.sets[&set()].former.len(), MAX_FORMER);
     }
 
     /// The watch may lag behind the list of a reconcile.
