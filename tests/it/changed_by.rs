@@ -8,7 +8,7 @@ use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use kube::api::{Patch, PatchParams};
 use qm_api::TrackedField;
 use qm_api::tracked_field::ChangedBy;
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::receiver::Receiver;
 
 use crate::support::{Bed, Operator, Settings, changes};
@@ -61,6 +61,40 @@ async fn autoscaler_is_named_with_its_subresource() {
         "scale",
         "{sent:?}"
     );
+}
+
+/// The client takes no field in `managedFields`, where the image that remains belongs to its former writer.
+#[tokio::test]
+async fn client_that_removes_a_container_is_unknown() {
+    let bed = Bed::shared("by-removal").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let labels = json!({ "app": "web" });
+    let containers =
+        ["web", "side"].map(|name| json!({ "name": name, "image": format!("{name}:1") }));
+    let template =
+        json!({ "metadata": { "labels": labels }, "spec": { "containers": containers } });
+    let spec = json!({ "selector": { "matchLabels": labels }, "template": template });
+    bed.create::<Deployment>("web", json!({ "spec": spec }))
+        .await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.track("it", "Deployment", "web", "images", "hook").await;
+    let both = r#"["web:1","side:1"]"#;
+    bed.delivered("it", &[("Created", Some(both))]).await;
+    let patch = async |operation: Value| {
+        let operations = json!([operation]).to_string();
+        let arguments = ["patch", "deployment/web", "--type=json", "-p", &operations];
+        bed.kubectl(&arguments).await;
+    };
+    let containers = "/spec/template/spec/containers";
+    patch(json!({ "op": "remove", "path": format!("{containers}/1") })).await;
+    assert_eq!(bed.changed_by("it", "web:1").await, None);
+    let path = format!("{containers}/0/image");
+    patch(json!({ "op": "replace", "path": path, "value": "web:2" })).await;
+    assert!(bed.changed_by("it", "web:2").await.is_some());
+    let sent = changes(&receiver);
+    let is_unknown = sent.iter().map(|change| change["changedBy"].is_null());
+    assert!(is_unknown.eq([false, true, false]), "{sent:?}");
 }
 
 /// The apiserver gives no time to an apply that changes nothing, and so to no applier that only agrees on the value.

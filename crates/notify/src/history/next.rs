@@ -318,7 +318,31 @@ fn append(history: &mut History, observation: &Entry) {
         entry.uid.clone_from(&last.uid);
         entry.context.clone_from(&last.context);
     }
+    if !may_be_changed_by(history, &entry) {
+        entry.changed_by = None;
+    }
     history.push(entry);
+}
+
+/// Returns whether the last writer of the value may have made the change. `managedFields` do not name a client that
+/// removes a part of an object or a list: the last writer of the remaining parts has then written nothing since the
+/// entries before.
+fn may_be_changed_by(before: &[Entry], entry: &Entry) -> bool {
+    let has_parts = |entry: &Entry| {
+        let value = entry.value.as_deref();
+        value.is_some_and(|value| value.starts_with(['{', '[']))
+    };
+    let (Some(last), Some(writer)) = (before.last(), &entry.changed_by) else {
+        return true;
+    };
+    let may_be_removal =
+        entry.action == ChangeAction::Updated && (has_parts(last) || has_parts(entry));
+    if !may_be_removal {
+        return true;
+    }
+    let mut earlier = before.iter().rev().filter(|it| is_about(it, entry));
+    let known = earlier.find_map(|it| it.changed_by.as_ref());
+    known.is_none_or(|known| writer.time > known.time)
 }
 
 /// Sets the display value for `kubectl get`: shortened, in the last entry alone, and empty if the spec has another

@@ -2,7 +2,7 @@
 
 use ChangeAction::{Created, Deleted, Updated};
 
-use qm_api::tracked_field::Skipped;
+use qm_api::tracked_field::{ChangedBy, Skipped};
 
 use super::*;
 use crate::history::next::display;
@@ -88,6 +88,47 @@ fn change_and_its_reversal_are_two_entries() {
         actions(&history)[1..],
         [(Updated, Some("3")), (Updated, Some("1"))]
     );
+}
+
+/// A client that removes a part takes no field in `managedFields`, so the writer of another part is found.
+#[test]
+fn removal_of_a_part_names_no_earlier_writer() {
+    let (mut history, mut ids) = (History::new(), ids());
+    let mut writer = |value: &str, found: &str, second: i64| {
+        let observation = Entry {
+            changed_by: Some(Box::new(ChangedBy {
+                manager: found.into(),
+                operation: None,
+                subresource: None,
+                time: Some(Time(at(second))),
+            })),
+            ..observed(at(20), present("a", value), None)
+        };
+        record(&mut history, &subject("replicas"), [observation], &mut ids);
+        let last = history.last().unwrap();
+        assert_eq!(last.value.as_deref(), Some(value));
+        last.changed_by.as_ref().map(|it| it.manager.clone())
+    };
+    for (value, found, second, expected) in [
+        (
+            r#"{"a":"1","b":"1","c":"1"}"#,
+            "creator",
+            1,
+            Some("creator"),
+        ),
+        (r#"{"a":"1","b":"1"}"#, "creator", 1, None),
+        (r#"{"a":"1"}"#, "creator", 1, None),
+        (r#"{"a":"1","d":"1"}"#, "editor", 2, Some("editor")),
+        (r#"{"a":"1"}"#, "creator", 1, None),
+        (r#"{"a":"2"}"#, "creator", 3, Some("creator")),
+        // Several matches, and then a single one.
+        (r#"["web:1","side:1"]"#, "creator", 4, Some("creator")),
+        ("web:1", "creator", 4, None),
+        // A single value has no parts, so its writer has changed it, even twice in a second.
+        ("web:2", "creator", 4, Some("creator")),
+    ] {
+        assert_eq!(writer(value, found, second).as_deref(), expected, "{value}");
+    }
 }
 
 #[test]
