@@ -47,8 +47,7 @@ pub(crate) fn route(
         let message = format!("Service {name} has no TCP port {port}: it has {existing}");
         return problem(SERVICE_PORT_NOT_FOUND, message);
     };
-    let node_port = found.node_port.and_then(|it| u16::try_from(it).ok());
-    let Some(node_port) = node_port.filter(|it| *it != 0) else {
+    let Some(node_port) = node_port_of(service, found).filter(|it| *it != 0) else {
         let message = format!(
             "Service {name} has no node port: write type: NodePort or type: LoadBalancer in it"
         );
@@ -79,12 +78,13 @@ pub(crate) fn released(
     service: Option<&Service>,
     registered: &[TargetHealth],
 ) -> BTreeSet<InstanceTarget> {
-    let ports = service
-        .and_then(|service| service.spec.as_ref()?.ports.as_deref())
-        .unwrap_or_default();
-    let node_ports: BTreeSet<_> = ports
-        .iter()
-        .filter_map(|port| u16::try_from(port.node_port?).ok())
+    let node_ports: BTreeSet<_> = service
+        .into_iter()
+        .flat_map(|service| {
+            let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref());
+            let ports = ports.unwrap_or_default().iter();
+            ports.filter_map(|port| node_port_of(service, port))
+        })
         .collect();
     let active = registered.iter().filter(|it| !it.is_draining());
     active
@@ -92,6 +92,14 @@ pub(crate) fn released(
         .filter(|target| !node_ports.contains(&target.port))
         .cloned()
         .collect()
+}
+
+/// Returns the node port that the apiserver has allocated. It does not check the number in a Service of another type, such
+/// as `ExternalName`: that may be the node port of another Service, or a port of the node itself.
+fn node_port_of(service: &Service, port: &ServicePort) -> Option<u16> {
+    let type_ = service.spec.as_ref()?.type_.as_deref();
+    let is_allocated = matches!(type_, None | Some("NodePort" | "LoadBalancer"));
+    u16::try_from(port.node_port.filter(|_| is_allocated)?).ok()
 }
 
 fn is_tcp(port: &ServicePort) -> bool {
@@ -229,6 +237,19 @@ mod tests {
             Some(&Ok(nodes(&["i-1", "i-2"]))),
         );
         assert_eq!(found, Ok(targets(&[("i-1", 30_003), ("i-2", 30_003)])));
+    }
+
+    #[test]
+    fn number_that_is_not_allocated_is_no_node_port() {
+        let mut service = service(&json!([{ "port": 80, "nodePort": 30_001 }]));
+        service.spec.as_mut().unwrap().type_ = Some("ExternalName".into());
+        let found = route(Some(&service), &listener(), Some(&Ok(nodes(&["i-1"]))));
+        assert_eq!(found.unwrap_err().reason, NO_NODE_PORT);
+        let registered = health(&[("i-1", 30_001, "healthy")]);
+        assert_eq!(
+            released(Some(&service), &registered),
+            targets(&[("i-1", 30_001)])
+        );
     }
 
     #[rstest]
