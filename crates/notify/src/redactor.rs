@@ -16,29 +16,44 @@ const MIN_PIECE: usize = 8;
 /// Minimum length of a redacted whole secret, in bytes. A message quotes nothing if a secret is shorter.
 const MIN_SECRET: usize = 4;
 
+/// Maximum number of secrets of a request and their pieces. Each has some ten forms, and each form takes a pass over the
+/// response.
+const MAX_PIECES: usize = 64;
+
 /// Redactor of the secrets that a request carries.
 pub(super) struct Redactor {
     forms: Vec<String>,
-    quotable: bool,
+    /// True if a secret is too short to be found in a text.
+    is_too_short: bool,
+    /// True if the secrets have too many pieces, so that there are no forms.
+    is_too_long: bool,
 }
 
 impl Redactor {
     /// Creates a redactor of each secret as a whole, of its parts (a URL's path segments and query values, a header's
     /// words), and of their JSON, HTML and percent-decoded forms.
     pub(super) fn new<'a>(secrets: impl IntoIterator<Item = &'a SecretString>) -> Self {
-        let mut forms = Vec::new();
-        let mut quotable = true;
+        let mut forms: Vec<String> = Vec::new();
+        let mut is_too_short = false;
         for secret in secrets {
             let secret = secret.expose_secret();
-            quotable &= secret.len() >= MIN_SECRET;
+            is_too_short |= secret.len() < MIN_SECRET;
             forms.push(secret.to_owned());
             let separators = |char: char| "/?&=# \t,;@:".contains(char);
             forms.extend(
                 secret
                     .split(separators)
                     .filter(|piece| piece.len() >= MIN_PIECE)
+                    .take(MAX_PIECES)
                     .map(Into::into),
             );
+            if forms.len() > MAX_PIECES {
+                return Self {
+                    forms: Vec::new(),
+                    is_too_short,
+                    is_too_long: true,
+                };
+            }
             // A receiver's 404 page usually quotes the path with its query.
             forms.extend(
                 secret
@@ -73,11 +88,20 @@ impl Redactor {
         // Longest first: if a piece inside were replaced first, the rest of the secret would stay.
         forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
         forms.dedup();
-        Self { forms, quotable }
+        Self {
+            forms,
+            is_too_short,
+            is_too_long: false,
+        }
     }
 
     /// Returns `text` with every secret replaced.
     pub(super) fn redact(&self, text: &str) -> String {
+        if self.is_too_long {
+            return format!(
+                "(not shown: a text cannot be redacted if the secrets have more than {MAX_PIECES} parts)"
+            );
+        }
         self.forms.iter().fold(text.to_owned(), |text, form| {
             text.replace(form.as_str(), "[redacted]")
         })
@@ -85,7 +109,7 @@ impl Redactor {
 
     /// Returns the beginning of a response body in one line, for a message.
     pub(super) fn quote(&self, body: &[u8]) -> String {
-        if !self.quotable {
+        if self.is_too_short {
             return format!(
                 "(not shown: a response cannot be redacted if a secret has fewer than {MIN_SECRET} characters)"
             );
@@ -176,6 +200,21 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+
+    /// Whoever may write a Secret could otherwise make each response cost seconds.
+    #[test]
+    fn secrets_of_many_pieces_have_no_forms() {
+        let of = |pieces: usize| {
+            let pieces: Vec<_> = (0..pieces).map(|it| format!("\"<\"<{it:04}")).collect();
+            Redactor::new([&pieces.join("/").into()])
+        };
+        let (few, many) = (of(MAX_PIECES - 2), of(900));
+        assert!(!few.is_too_long && few.forms.len() < 1_000);
+        assert!(many.is_too_long && many.forms.is_empty());
+        for quote in [many.quote(b"\"<\"<0001"), many.redact("\"<\"<0001")] {
+            assert!(quote.starts_with("(not shown: ") && !quote.contains('<'));
+        }
+    }
 
     #[rstest]
     #[case::whole("token 12 34 56 is unknown")]
