@@ -120,11 +120,11 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
     .boxed()
     .shared();
     let contact_points = ContactPoints {
-        source: SecretSource {
-            client: manager.client.clone(),
-            operator_namespace: manager.settings.operator_namespace.clone(),
-            shared: config.notifications.shared_secrets,
-        },
+        source: SecretSource::new(
+            manager.client.clone(),
+            manager.settings.operator_namespace.clone(),
+            config.notifications.shared_secrets,
+        ),
         cluster: config.cluster_name.clone(),
         outbox: Arc::clone(&outbox),
         reread: timings.secret_refresh_period,

@@ -12,8 +12,12 @@ use serde_json::{Value, json};
 use testbed::bot_api::{Chat, Kind};
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
+use testbed::tls::Authority;
 
-use crate::support::{Bed, CHAT, Operator, SOON, SYSTEM, Settings, TOKEN, bot_api};
+use crate::support::{
+    Bed, CHAT, LIMIT, Operator, Peak, SOON, SYSTEM, Settings, TOKEN, bot_api, create_large,
+    only_large_test,
+};
 
 fn telegram_spec(secret: &str, key: &str) -> Value {
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": secret, "key": key } });
@@ -97,6 +101,49 @@ async fn invalid_token_is_reported_without_its_value() {
         "{message}"
     );
     assert!(receiver.requests().is_empty());
+}
+
+/// Each of the Secrets is as large as the apiserver stores, most of it names of keys.
+#[tokio::test]
+#[ignore = "long: run by make test-long"]
+async fn large_secrets_of_many_contact_points_stay_below_the_memory_limit() {
+    let _guard = only_large_test().await;
+    let bed = Bed::without_controllers("heavy").await;
+    let receiver = Receiver::start().unwrap();
+    let (url, key) = (receiver.url(), "k".repeat(32));
+    let ca = Authority::new("ours").unwrap();
+    let ca = ca.ca_pem();
+    let references = ["url", "token", "key", "ca.crt"];
+    for name in references {
+        let names = (0..4_900).map(|number| (format!("{number:0>200}"), json!("")));
+        let mut data: serde_json::Map<_, _> = names.collect();
+        data.insert("rest".into(), "x".repeat(300 * 1024).into());
+        let value = match name {
+            "url" => &*url,
+            "ca.crt" => ca,
+            _ => &*key,
+        };
+        data.insert(name.into(), value.into());
+        let metadata = json!({ "name": name.replace('.', "-") });
+        let secret = json!({ "metadata": metadata, "stringData": data });
+        let secret: Secret = serde_json::from_value(secret).unwrap();
+        create_large(&bed.api(), &secret).await;
+    }
+    let at = |name: &str| json!({ "secretName": name, "key": name });
+    let spec = json!({ "type": "Webhook", "apiToken": at("token"), "webhookSpec": { "urlFrom": at("url"),
+        "headerName": "X-Token", "signingKey": at("key"), "tls": { "secretName": "ca-crt" } } });
+    for number in 0..16 {
+        bed.create::<ContactPoint>(&format!("cp{number}"), json!({ "spec": spec }))
+            .await;
+    }
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    let peak = Peak::watch(operator.child().id());
+    for number in 0..16 {
+        bed.ready(&format!("cp{number}")).await;
+    }
+    let peak = peak.end();
+    println!("peak of RssAnon, large Secrets: {peak:.1} MiB");
+    assert!(peak < LIMIT * 0.75, "{peak} MiB");
 }
 
 #[tokio::test]

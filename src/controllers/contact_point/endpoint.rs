@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
@@ -19,6 +20,7 @@ use qm_runtime::outcome::SPEC_INVALID;
 use qm_runtime::short_digest;
 use qm_runtime::telemetry;
 use secrecy::SecretString;
+use tokio::sync::Semaphore;
 
 use super::status;
 use crate::cli::SharedSecrets;
@@ -28,14 +30,28 @@ use crate::cli::SharedSecrets;
 const MAX_VALUE: usize = 8 * 1024;
 /// Maximum number of keys of a Secret. Each takes some 100 bytes of memory, and reconciles hold Secrets side by side.
 const MAX_KEYS: usize = 5000;
+/// Maximum number of contact points whose Secrets are in memory: each may have four Secrets of 2 MB.
+const MAX_CONCURRENT_READS: usize = 4;
 
 /// Source of Secrets.
 #[derive(Clone)]
 pub(crate) struct SecretSource {
-    pub(crate) client: Client,
-    pub(crate) operator_namespace: String,
+    client: Client,
+    operator_namespace: String,
     /// Contact points that may use a Secret of the operator's namespace.
-    pub(crate) shared: SharedSecrets,
+    shared: SharedSecrets,
+    permits: Arc<Semaphore>,
+}
+
+impl SecretSource {
+    pub(crate) fn new(client: Client, operator_namespace: String, shared: SharedSecrets) -> Self {
+        Self {
+            client,
+            operator_namespace,
+            shared,
+            permits: Arc::new(Semaphore::new(MAX_CONCURRENT_READS)),
+        }
+    }
 }
 
 /// An endpoint and the versions of its Secrets.
@@ -138,6 +154,7 @@ pub(crate) async fn resolve(
         .spec
         .check_size()
         .map_err(EndpointError::SpecInvalid)?;
+    let _permit = source.permits.acquire().await;
     let mut secrets = SecretReader {
         source,
         point,
