@@ -10,14 +10,14 @@ use qm_api::common::PREFIX;
 use qm_api::config_map_sync::ConfigMapSyncSpec;
 use qm_runtime::child_cache::ConfirmedMatch;
 use qm_runtime::children::{ChildAction, DesiredChild};
-use qm_runtime::controller::Controller as _;
 use qm_runtime::fields::{self, Projection};
 use qm_runtime::managed_fields::is_owned_only_by;
 use qm_runtime::ownership::{Owner, Ownership};
 use qm_runtime::{ObjectKey, short_digest};
 use serde_json::json;
 
-use super::ConfigMapSyncs;
+/// Field manager of all writes of the controller.
+pub(super) const FIELD_MANAGER: &str = "quartermaster/configmapsync";
 
 /// Annotation of `kubectl apply`, which contains the whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -164,7 +164,7 @@ fn without_copied(
 ) -> BTreeMap<String, String> {
     live.retain(|name, _| {
         let path = ["f:metadata", field, &format!("f:{name}")];
-        is_reserved(name) || !is_owned_only_by(managed, ConfigMapSyncs::FIELD_MANAGER, &path)
+        is_reserved(name) || !is_owned_only_by(managed, FIELD_MANAGER, &path)
     });
     live
 }

@@ -156,7 +156,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
 impl Controller for ConfigMapSyncs {
     type Kind = ConfigMapSync;
     const KIND: &'static KindInfo = &KIND;
-    const FIELD_MANAGER: &'static str = "quartermaster/configmapsync";
+    const FIELD_MANAGER: &'static str = copy::FIELD_MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<ConfigMapSync>) -> Result<Outcome> {
         let plan = match self.plan(&cx.object) {
@@ -268,8 +268,10 @@ impl Controller for ConfigMapSyncs {
     }
 
     fn changed(&self, sync: &Arc<ConfigMapSync>, _is_listed: bool) {
-        self.index
-            .follow(&ObjectKey::of(sync.as_ref()), sync, self.plan(sync).ok());
+        // A sync that is being deleted copies nothing, and the admission policy does not check changes of its spec.
+        let is_deleted = sync.metadata.deletion_timestamp.is_some();
+        let plan = self.plan(sync).ok().filter(|_| !is_deleted);
+        self.index.follow(&ObjectKey::of(sync.as_ref()), sync, plan);
     }
 
     fn forget(&self, key: &ObjectKey) {

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use http::StatusCode;
 use qm_api::config_map_sync::FINALIZER;
+use testbed::proxy::{Fault, Match, Times, Verb};
 
 use super::*;
 
@@ -286,6 +288,41 @@ async fn loop_message_names_no_object_of_another_namespace() {
     let noted = shop.bed.event("closing", "Loop").await;
     assert!(!noted.contains("confidential"), "{noted}");
     drop(operator);
+}
+
+/// No policy checks the spec of a sync that is being deleted, and its deletion may take for ever.
+#[tokio::test]
+async fn deleted_sync_closes_no_loop() {
+    let shop = Shop::shared("going").await;
+    let far = shop.open("far", json!({})).await;
+    let here = shop.bed.namespace.clone();
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let settings = shop.serving(&["far"]).kubeconfig(file);
+    let _operator = Operator::start(&shop.bed, settings).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    for (name, copy) in [("a-old", "held"), ("b-new", "settings")] {
+        let spec = json!({ "destinationNamespace": far, "destinationName": copy });
+        shop.sync(name, spec).await;
+        shop.copied(&far, copy, json!({ "a": "1" })).await;
+    }
+    let deletions = Match::verb(Verb::Delete)
+        .resource("configmaps")
+        .namespace(&far);
+    let forbidden = Fault::status(StatusCode::FORBIDDEN);
+    let order = proxy.inject(deletions, Times::Always, forbidden);
+    shop.bed.delete::<ConfigMapSync>("a-old").await;
+    let back = json!({ "sourceNamespace": far, "destinationNamespace": here, "destinationName": "settings" });
+    shop.bed
+        .patch::<ConfigMapSync>("a-old", json!({ "spec": back }))
+        .await;
+    shop.reads("a-old", "Forbidden").await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } }))
+        .await;
+    shop.copied(&far, "settings", json!({ "a": "2" })).await;
+    shop.reads("b-new", "Synced").await;
+    order.cancel();
+    shop.ended("a-old").await;
 }
 
 #[tokio::test]
