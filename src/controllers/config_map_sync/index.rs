@@ -33,13 +33,26 @@ pub(crate) struct SyncIndex {
 
 #[derive(Default)]
 struct SyncIndexState {
-    /// Ordered, so that a message always names the links of a loop in the same order.
     syncs: BTreeMap<ObjectKey, SyncReferences>,
-    /// Syncs by the name of their source and of their copies.
-    names: HashMap<String, BTreeSet<ObjectKey>>,
+    /// The keys of `syncs` by reference. Ordered, so that a message always names the links of a loop in the same order.
+    references: BTreeSet<(Reference, ObjectKey)>,
     namespaces: BTreeMap<String, NamespaceInfo>,
     /// Syncs that would close a loop.
     looping: BTreeSet<ObjectKey>,
+    /// Number of syncs that searches visited.
+    #[cfg(test)]
+    visits: std::cell::Cell<usize>,
+}
+
+/// Reference of a plan to `ConfigMap`s.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reference {
+    /// The source.
+    Source(ObjectKey),
+    /// The copy in a named namespace.
+    Copy(ObjectKey),
+    /// The copies of this name in selected namespaces.
+    SelectedCopies(String),
 }
 
 struct SyncReferences {
@@ -110,13 +123,10 @@ impl SyncIndex {
         }
         state.forget(key);
         if let Some(plan) = plan {
-            for name in [&*plan.source.name, &plan.name] {
-                state
-                    .names
-                    .entry(name.to_owned())
-                    .or_default()
-                    .insert(key.clone());
-            }
+            let references = Reference::all(&plan).into_iter();
+            state
+                .references
+                .extend(references.map(|reference| (reference, key.clone())));
             let created = (
                 sync.metadata.creation_timestamp.clone(),
                 sync.uid().unwrap_or_default(),
@@ -196,11 +206,10 @@ impl SyncIndex {
     fn wake_concerned(&self, map: &ObjectKey, writer: Option<&ObjectKey>) {
         let state = self.state();
         let concerned: Vec<_> = state
-            .names
-            .get(&*map.name)
-            .into_iter()
-            .flatten()
-            .filter(|sync| Some(*sync) != writer && state.concerns(sync, map))
+            .readers(map)
+            .chain(state.writers(map))
+            .map(|(sync, _)| sync)
+            .filter(|sync| Some(*sync) != writer)
             .cloned()
             .collect();
         drop(state);
@@ -233,67 +242,95 @@ impl SyncIndex {
     }
 }
 
+impl Reference {
+    /// Returns all references of a plan.
+    fn all(plan: &CopyPlan) -> Vec<Self> {
+        let mut all: Vec<_> = match &plan.to {
+            Destinations::Named(namespaces) => namespaces
+                .iter()
+                .map(|namespace| Self::Copy(ObjectKey::new(namespace, &plan.name)))
+                .collect(),
+            Destinations::Selected { .. } => vec![Self::SelectedCopies(plan.name.clone())],
+        };
+        all.push(Self::Source(plan.source.clone()));
+        all
+    }
+}
+
 impl SyncIndexState {
     fn forget(&mut self, key: &ObjectKey) -> bool {
         let Some(SyncReferences { plan, .. }) = self.syncs.remove(key) else {
             return false;
         };
-        for name in [&*plan.source.name, &plan.name] {
-            if let Some(concerned) = self.names.get_mut(name) {
-                concerned.remove(key);
-                if concerned.is_empty() {
-                    self.names.remove(name);
-                }
-            }
+        for reference in Reference::all(&plan) {
+            self.references.remove(&(reference, key.clone()));
         }
         true
     }
 
-    fn concerns(&self, sync: &ObjectKey, map: &ObjectKey) -> bool {
-        self.syncs
-            .get(sync)
-            .is_some_and(|it| it.plan.source == *map || self.copies_to(&it.plan, map))
+    /// Returns the syncs whose source is `map`.
+    fn readers(&self, map: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &SyncReferences)> {
+        self.referring(Reference::Source(map.clone()))
     }
 
-    fn copies_to(&self, plan: &CopyPlan, map: &ObjectKey) -> bool {
-        let labels = || {
-            let namespace = self.namespaces.get(&*map.namespace);
-            namespace.map(|info| &info.labels)
-        };
-        *plan.name == *map.name && plan.reaches(&map.namespace, labels())
+    /// Returns the syncs that copy to `map`.
+    fn writers(&self, map: &ObjectKey) -> impl Iterator<Item = (&ObjectKey, &SyncReferences)> {
+        let info = self.namespaces.get(&*map.namespace);
+        let labels = info.map(|info| &info.labels);
+        let selected = self.referring(Reference::SelectedCopies(map.name.to_string()));
+        self.referring(Reference::Copy(map.clone()))
+            .chain(selected.filter(move |(_, it)| it.plan.reaches(&map.namespace, labels)))
+    }
+
+    fn referring(
+        &self,
+        reference: Reference,
+    ) -> impl Iterator<Item = (&ObjectKey, &SyncReferences)> {
+        let first = (reference.clone(), ObjectKey::new("", ""));
+        self.references
+            .range(first..)
+            .take_while(move |(of, _)| *of == reference)
+            .filter_map(move |(_, sync)| self.visit(sync))
+    }
+
+    fn visit(&self, sync: &ObjectKey) -> Option<(&ObjectKey, &SyncReferences)> {
+        #[cfg(test)]
+        self.visits.set(self.visits.get() + 1);
+        self.syncs.get_key_value(sync)
     }
 
     /// Returns every older sync on a path from the copies of this one back to its source, in the order of the copies.
     fn older_syncs_in_loop(&self, key: &ObjectKey) -> Option<Vec<ObjectKey>> {
         let this = self.syncs.get(key)?;
-        let mut older: Vec<_> = self
-            .syncs
-            .iter()
-            .filter(|(_, it)| it.created < this.created)
-            .collect();
-        let mut reaching = Vec::new();
-        let mut sources = vec![&this.plan.source];
-        let mut visited = BTreeSet::new();
-        while let Some(source) = sources.pop() {
-            if !visited.insert(source) {
+        // Back from the source: the ConfigMaps whose data reaches it, and those that each older sync writes.
+        let mut reaching = BTreeSet::from([&this.plan.source]);
+        let mut written: HashMap<_, Vec<_>> = HashMap::new();
+        let mut copied = VecDeque::new();
+        let mut next = vec![&this.plan.source];
+        while let Some(map) = next.pop() {
+            for (sync, it) in self.writers(map) {
+                if sync == key {
+                    copied.push_back(map);
+                } else if it.created < this.created {
+                    written.entry(sync).or_default().push(map);
+                    if reaching.insert(&it.plan.source) {
+                        next.push(&it.plan.source);
+                    }
+                }
+            }
+        }
+        // Forward from the copies, through each ConfigMap once.
+        let mut links = Vec::new();
+        while let Some(map) = copied.pop_front() {
+            if !reaching.remove(map) {
                 continue;
             }
-            let (into, rest): (Vec<_>, Vec<_>) = older
-                .into_iter()
-                .partition(|(_, it)| self.copies_to(&it.plan, source));
-            sources.extend(into.iter().map(|(_, it)| &it.plan.source));
-            reaching.extend(into);
-            older = rest;
-        }
-        let mut links = Vec::new();
-        let mut plans = VecDeque::from([&this.plan]);
-        while let Some(plan) = plans.pop_front() {
-            let (next, rest): (Vec<_>, Vec<_>) = reaching
-                .into_iter()
-                .partition(|(_, it)| self.copies_to(plan, &it.plan.source));
-            plans.extend(next.iter().map(|(_, it)| &it.plan));
-            links.extend(next.into_iter().map(|(link, _)| link.clone()));
-            reaching = rest;
+            for (link, _) in self.readers(map) {
+                if let Some(maps) = written.remove(link) {
+                    links.push(link.clone());
+                    copied.extend(maps);
+                }
+            }
         }
         (!links.is_empty()).then_some(links)
     }
@@ -374,5 +411,172 @@ impl watch::Observer<NamespaceMeta> for SyncIndex {
         let state = self.state();
         let names = state.namespaces.keys();
         names.map(|name| ObjectKey::new("", name)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc::UnboundedReceiver;
+
+    use super::*;
+
+    /// An index, and the keys that it wakes.
+    struct Fixture {
+        index: SyncIndex,
+        woken: UnboundedReceiver<ObjectKey>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let trigger = Trigger::default();
+            let woken = trigger.open();
+            let copies = Arc::new(ChildCache::new(Duration::from_secs(1)));
+            let scope = WatchScope::Cluster;
+            Self {
+                index: SyncIndex::new(&scope, SyncState::default(), copies, trigger),
+                woken,
+            }
+        }
+
+        /// Follows a sync that was created at this second.
+        fn follow(&self, key: &ObjectKey, created: i64, spec: Value) {
+            let mut sync = ConfigMapSync {
+                spec: serde_json::from_value(spec).unwrap(),
+                ..ConfigMapSync::default()
+            };
+            let created = jiff::Timestamp::from_second(created).unwrap();
+            sync.metadata.creation_timestamp = Some(Time(created));
+            let plan = CopyPlan::of(&sync.spec, &WatchScope::Cluster, false, None).unwrap();
+            self.index.follow(key, &sync, Some(plan));
+        }
+
+        fn set_labels(&self, namespace: &str, labels: &Value) {
+            let info = NamespaceInfo {
+                labels: serde_json::from_value(labels.clone()).unwrap(),
+                is_terminating: false,
+            };
+            self.index.set_namespace(namespace, Some(info));
+        }
+
+        fn woken(&mut self) -> Vec<String> {
+            let woken = std::iter::from_fn(|| self.woken.try_recv().ok());
+            woken.map(|key| key.to_string()).collect()
+        }
+
+        fn links(&self, name: &str) -> Vec<String> {
+            let links = self.index.older_syncs_in_loop(&shop(name));
+            let links = links.unwrap_or_default();
+            links.iter().map(|link| link.name.to_string()).collect()
+        }
+
+        /// Returns the number of visits since the last call.
+        fn visits(&self) -> usize {
+            self.index.state().visits.take()
+        }
+    }
+
+    fn shop(name: &str) -> ObjectKey {
+        ObjectKey::new("shop", name)
+    }
+
+    #[test]
+    fn searches_visit_no_sync_of_another_namespace() {
+        const TEAMS: i64 = 5_000;
+        let mut fixture = Fixture::new();
+        for number in 0..TEAMS {
+            let spec = json!({
+                "sourceNamespace": format!("team-{number}"),
+                "configMapName": "app-config",
+                "destinationNamespace": format!("copies-{number}"),
+            });
+            let sync = ObjectKey::new(&format!("team-{number}"), "config");
+            fixture.follow(&sync, number, spec);
+        }
+        for namespace in ["team-7", "copies-7"] {
+            let map = ObjectKey::new(namespace, "app-config");
+            let sync = ObjectKey::new("team-7", "config");
+            for (writer, woken) in [(None, vec!["team-7/config"]), (Some(&sync), vec![])] {
+                fixture.index.wake_concerned(&map, writer);
+                assert_eq!(fixture.woken(), woken);
+                assert_eq!(fixture.visits(), 1);
+            }
+        }
+        let last = ObjectKey::new(&format!("team-{}", TEAMS - 1), "config");
+        assert_eq!(fixture.index.older_syncs_in_loop(&last), None);
+        assert_eq!(fixture.visits(), 0);
+        for number in 0..TEAMS {
+            let sync = ObjectKey::new(&format!("team-{number}"), "config");
+            fixture.index.forget(&sync);
+        }
+        assert!(fixture.index.state().references.is_empty());
+    }
+
+    #[test]
+    fn search_for_loops_visits_each_sync_of_a_chain_twice_at_most() {
+        for (length, is_closed) in [
+            (500_usize, false),
+            (500, true),
+            (2_000, false),
+            (2_000, true),
+        ] {
+            let fixture = Fixture::new();
+            let last = length - 1;
+            for number in 0..length {
+                let next = number + 1;
+                let to = if is_closed { next % length } else { next };
+                let spec = json!({
+                    "sourceNamespace": "shop",
+                    "configMapName": format!("c{number}"),
+                    "destinationNamespace": "shop",
+                    "destinationName": format!("c{to}"),
+                });
+                let created = i64::try_from(number).unwrap();
+                fixture.follow(&shop(&number.to_string()), created, spec);
+            }
+            let links = fixture.links(&last.to_string());
+            let older: Vec<_> = (0..last).map(|number| number.to_string()).collect();
+            assert_eq!(links, if is_closed { older } else { Vec::new() });
+            let visits = fixture.visits();
+            assert!(visits <= 2 * length, "{visits} visits of {length}");
+        }
+    }
+
+    #[test]
+    fn loop_has_the_older_syncs_of_every_path() {
+        let mut fixture = Fixture::new();
+        let spec = |from: &str, to: &str| json!({ "sourceNamespace": from, "configMapName": "c", "destinationNamespace": to });
+        let team = json!({ "team": "x" });
+        fixture.set_labels("c", &team);
+        fixture.follow(&shop("ab"), 1, spec("a", "b"));
+        fixture.follow(&shop("also"), 2, spec("a", "b"));
+        fixture.follow(
+            &shop("bc"),
+            3,
+            json!({ "sourceNamespace": "b", "configMapName": "c", "destinationNamespaceSelector": { "matchLabels": team } }),
+        );
+        fixture.follow(&shop("not-back"), 4, spec("a", "d"));
+        fixture.follow(&shop("not-from"), 5, spec("e", "c"));
+        fixture.follow(&shop("ca"), 6, spec("c", "a"));
+        fixture.follow(&shop("younger"), 7, spec("a", "c"));
+        assert_eq!(fixture.links("ca"), ["ab", "also", "bc"]);
+        assert_eq!(fixture.links("younger"), ["ca", "ab", "also", "bc"]);
+        for older in ["ab", "also", "bc", "not-back", "not-from"] {
+            assert!(fixture.links(older).is_empty(), "{older}");
+        }
+        // Without the label, the chain is not closed.
+        fixture.woken();
+        fixture.set_labels("c", &json!({}));
+        assert!(fixture.woken().contains(&"shop/ca".into()));
+        assert!(fixture.links("ca").is_empty());
+        assert_eq!(fixture.links("younger"), ["ca"]);
+        // A deletion wakes the syncs that it may concern.
+        fixture.index.forget(&shop("ca"));
+        assert_eq!(fixture.woken(), ["shop/younger"]);
+        assert!(fixture.links("younger").is_empty());
     }
 }
