@@ -227,16 +227,22 @@ impl SyncIndex {
         if state.namespaces.get(name) == info.as_ref() {
             return;
         }
-        match info {
-            Some(info) => state.namespaces.insert(name.to_owned(), info),
-            None => state.namespaces.remove(name),
-        };
+        let before = state.namespaces.remove(name);
+        let labels = [&before, &info].map(|info| info.as_ref().map(|info| &info.labels));
+        // The deletion of a copy that is left in a namespace without the labels wakes the sync by itself.
         let is_concerned = |plan: &CopyPlan| {
-            plan.selects() || plan.reaches(name, None) || *plan.source.namespace == *name
+            *plan.source.namespace == *name
+                || labels.iter().any(|labels| plan.reaches(name, *labels))
         };
         let concerned = state.syncs.iter().filter(|(_, it)| is_concerned(&it.plan));
         let mut concerned: BTreeSet<_> = concerned.map(|(key, _)| key.clone()).collect();
-        concerned.append(&mut state.looping);
+        if let Some(info) = info {
+            state.namespaces.insert(name.to_owned(), info);
+        }
+        // Loops change only with the namespaces that a plan reaches.
+        if !concerned.is_empty() {
+            concerned.append(&mut state.looping);
+        }
         drop(state);
         self.trigger.wake_all(&concerned);
     }
@@ -551,14 +557,15 @@ mod tests {
         let mut fixture = Fixture::new();
         let spec = |from: &str, to: &str| json!({ "sourceNamespace": from, "configMapName": "c", "destinationNamespace": to });
         let team = json!({ "team": "x" });
-        fixture.set_labels("c", &team);
-        fixture.follow(&shop("ab"), 1, spec("a", "b"));
-        fixture.follow(&shop("also"), 2, spec("a", "b"));
-        fixture.follow(
-            &shop("bc"),
-            3,
-            json!({ "sourceNamespace": "b", "configMapName": "c", "destinationNamespaceSelector": { "matchLabels": team } }),
-        );
+        fixture.set_labels("b", &team);
+        let selects_b = json!({
+            "sourceNamespace": "a",
+            "configMapName": "c",
+            "destinationNamespaceSelector": { "matchLabels": team },
+        });
+        fixture.follow(&shop("ab"), 1, selects_b.clone());
+        fixture.follow(&shop("also"), 2, selects_b);
+        fixture.follow(&shop("bc"), 3, spec("b", "c"));
         fixture.follow(&shop("not-back"), 4, spec("a", "d"));
         fixture.follow(&shop("not-from"), 5, spec("e", "c"));
         fixture.follow(&shop("ca"), 6, spec("c", "a"));
@@ -568,9 +575,12 @@ mod tests {
         for older in ["ab", "also", "bc", "not-back", "not-from"] {
             assert!(fixture.links(older).is_empty(), "{older}");
         }
-        // Without the label, the chain is not closed.
+        // A namespace that no sync refers to cannot open the loop.
         fixture.woken();
-        fixture.set_labels("c", &json!({}));
+        fixture.set_labels("elsewhere", &json!({}));
+        assert!(fixture.woken().is_empty());
+        // Without the label, the chain is not closed.
+        fixture.set_labels("b", &json!({}));
         assert!(fixture.woken().contains(&"shop/ca".into()));
         assert!(fixture.links("ca").is_empty());
         assert_eq!(fixture.links("younger"), ["ca"]);
@@ -578,5 +588,50 @@ mod tests {
         fixture.index.forget(&shop("ca"));
         assert_eq!(fixture.woken(), ["shop/younger"]);
         assert!(fixture.links("younger").is_empty());
+    }
+
+    #[test]
+    fn namespace_wakes_only_the_selectors_that_match_before_or_after() {
+        let mut fixture = Fixture::new();
+        let spec = |team: &str| {
+            json!({
+                "sourceNamespace": "source",
+                "configMapName": "c",
+                "destinationNamespaceSelector": { "matchLabels": { "team": team } },
+            })
+        };
+        fixture.follow(&shop("a"), 1, spec("a"));
+        fixture.follow(&shop("b"), 2, spec("b"));
+        let label = |team: &str| json!({ "team": team });
+        let of = |labels: Value, is_terminating| {
+            let labels = serde_json::from_value(labels).unwrap();
+            Some(NamespaceInfo {
+                labels,
+                is_terminating,
+            })
+        };
+        for (change, info, woken) in [
+            ("created", of(label("b"), false), vec!["shop/b"]),
+            ("unchanged", of(label("b"), false), vec![]),
+            (
+                "relabelled",
+                of(label("a"), false),
+                vec!["shop/a", "shop/b"],
+            ),
+            ("label removed", of(json!({}), false), vec!["shop/a"]),
+            ("other label", of(label("c"), false), vec![]),
+            ("label added", of(label("a"), false), vec!["shop/a"]),
+            ("terminating", of(label("a"), true), vec!["shop/a"]),
+            ("deleted", None, vec!["shop/a"]),
+            ("recreated", of(label("a"), false), vec!["shop/a"]),
+            ("replaced", of(label("b"), false), vec!["shop/a", "shop/b"]),
+            ("deleted again", None, vec!["shop/b"]),
+        ] {
+            fixture.index.set_namespace("n", info);
+            assert_eq!(fixture.woken(), woken, "{change}");
+        }
+        // The state of the source's namespace decides the message about a missing source.
+        fixture.set_labels("source", &json!({}));
+        assert_eq!(fixture.woken(), ["shop/a", "shop/b"]);
     }
 }
