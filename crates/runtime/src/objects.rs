@@ -1,6 +1,6 @@
 //! The cached objects of a kind, by key.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use kube::ResourceExt;
@@ -9,7 +9,7 @@ use crate::ObjectKey;
 
 /// The cached objects of a kind. Cheap to clone; all clones have the same objects.
 #[derive(Debug)]
-pub struct Objects<K>(Arc<RwLock<HashMap<ObjectKey, Arc<K>>>>);
+pub struct Objects<K>(Arc<RwLock<BTreeMap<ObjectKey, Arc<K>>>>);
 
 impl<K> Clone for Objects<K> {
     fn clone(&self) -> Self {
@@ -24,7 +24,7 @@ impl<K> Default for Objects<K> {
 }
 
 impl<K> Objects<K> {
-    fn read<T>(&self, read: impl FnOnce(&HashMap<ObjectKey, Arc<K>>) -> T) -> T {
+    fn read<T>(&self, read: impl FnOnce(&BTreeMap<ObjectKey, Arc<K>>) -> T) -> T {
         read(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -36,6 +36,21 @@ impl<K> Objects<K> {
     /// Returns an object that satisfies the predicate.
     pub fn find(&self, is_selected: impl Fn(&K) -> bool) -> Option<Arc<K>> {
         self.read(|objects| objects.values().find(|object| is_selected(object)).cloned())
+    }
+
+    /// Returns the objects of `namespace` that satisfy the predicate. Objects of other namespaces cost nothing.
+    pub fn in_namespace(&self, namespace: &str, is_selected: impl Fn(&K) -> bool) -> Vec<Arc<K>> {
+        // The keys sort by namespace, and no name is empty.
+        let first = ObjectKey::new(namespace, "");
+        self.read(|objects| {
+            objects
+                .range(first..)
+                .take_while(|(key, _)| key.is_in(Some(namespace)))
+                .map(|(_, object)| object)
+                .filter(|object| is_selected(object))
+                .cloned()
+                .collect()
+        })
     }
 
     /// Returns all objects.
@@ -50,7 +65,7 @@ impl<K> Objects<K> {
 
     /// Returns whether there is no object.
     pub fn is_empty(&self) -> bool {
-        self.read(HashMap::is_empty)
+        self.read(BTreeMap::is_empty)
     }
 
     /// Removes the object of this key.
@@ -67,5 +82,47 @@ impl<K: ResourceExt> Objects<K> {
         let mut objects = self.0.write().unwrap_or_else(PoisonError::into_inner);
         objects.insert(key, Arc::clone(&object));
         object
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use kube::core::ObjectMeta;
+
+    use super::*;
+    use crate::testing::Widget;
+
+    #[test]
+    fn objects_of_other_namespaces_are_not_visited() {
+        let objects = Objects::<Widget>::default();
+        let insert = |namespace: &str, name: &str| {
+            objects.insert(Widget {
+                metadata: ObjectMeta {
+                    namespace: Some(namespace.into()),
+                    name: Some(name.into()),
+                    ..ObjectMeta::default()
+                },
+                ..Widget::default()
+            });
+        };
+        for number in 0..100 {
+            for namespace in ["a", "b-a", "bb", "c"] {
+                insert(namespace, &format!("w-{number}"));
+            }
+        }
+        for name in ["x", "y"] {
+            insert("b", name);
+        }
+        let visits = Cell::new(0);
+        let selected = objects.in_namespace("b", |object| {
+            visits.set(visits.get() + 1);
+            object.name_any() == "y"
+        });
+        let names: Vec<_> = selected.iter().map(|object| object.name_any()).collect();
+        assert_eq!((names, visits.get()), (vec!["y".to_owned()], 2));
+        assert_eq!(objects.in_namespace("bb", |_| true).len(), 100);
+        assert!(objects.in_namespace("d", |_| true).is_empty());
     }
 }

@@ -1,7 +1,7 @@
 //! `ContactPoint`: the controller reads Secrets ([`endpoint`]), configures a queue of the outbox, and reports the
 //! receiver's answers ([`status`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -134,28 +134,34 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
-    /// Wakes the sets of the namespace and the `TrackedField`s that `point` concerns: those that send to it, and those
-    /// whose contact point is missing, because their message suggests the nearest name.
+    /// Wakes the sets of the namespace and the [`dependents`] of `point`.
     fn wake_dependents(&self, point: &ContactPoint) {
         let key = ObjectKey::of(point);
-        for field in self.fields.all() {
-            let (name, field) = (
-                &field.spec.notification.contact_point,
-                ObjectKey::of(field.as_ref()),
-            );
-            let named = ObjectKey::new(&key.namespace, name);
-            if field.namespace == key.namespace
-                && (**name == *key.name || self.points.get(&named).is_none())
-            {
-                self.field_trigger.wake(&field);
-            }
+        for field in dependents(&key, &self.points, &self.fields) {
+            self.field_trigger.wake(&ObjectKey::of(field.as_ref()));
         }
-        for set in self.sets.all() {
-            if set.metadata.namespace.as_deref() == Some(&*key.namespace) {
-                self.set_trigger.wake(&ObjectKey::of(set.as_ref()));
-            }
+        for set in self.sets.in_namespace(&key.namespace, |_| true) {
+            self.set_trigger.wake(&ObjectKey::of(set.as_ref()));
         }
     }
+}
+
+/// Returns the `TrackedField`s that a change of the contact point `key` concerns: those that send to it, and those whose
+/// contact point is missing, because their message suggests the nearest name.
+fn dependents(
+    key: &ObjectKey,
+    points: &Objects<ContactPoint>,
+    fields: &Objects<TrackedField>,
+) -> Vec<Arc<TrackedField>> {
+    let points = points.in_namespace(&key.namespace, |_| true);
+    let names: HashSet<&str> = points
+        .iter()
+        .filter_map(|point| point.metadata.name.as_deref())
+        .collect();
+    fields.in_namespace(&key.namespace, |field| {
+        let name = field.spec.notification.contact_point.as_str();
+        *name == *key.name || !names.contains(name)
+    })
 }
 
 /// Returns the age of the oldest waiting entry at which a request begins.
@@ -298,5 +304,46 @@ impl<T: Transport> Controller for ContactPoints<T> {
     fn forget(&self, key: &ObjectKey) {
         self.configs().remove(key);
         self.outbox.remove(key);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn dependents_send_to_the_contact_point_or_to_a_missing_one_of_its_namespace() {
+        let points = Objects::<ContactPoint>::default();
+        for (namespace, name) in [("a", "changed"), ("a", "other"), ("b", "elsewhere")] {
+            let point = json!({
+                "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint",
+                "metadata": { "namespace": namespace, "name": name }, "spec": { "type": "webhook" },
+            });
+            points.insert(serde_json::from_value(point).unwrap());
+        }
+        let fields = Objects::<TrackedField>::default();
+        for (namespace, name, point) in [
+            ("a", "sends", "changed"),
+            ("a", "sends-to-another", "other"),
+            ("a", "waits", "elsewhere"),
+            ("b", "of-another-namespace", "changed"),
+        ] {
+            let field = json!({
+                "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField",
+                "metadata": { "namespace": namespace, "name": name }, "spec": { "contactPoint": point },
+            });
+            fields.insert(serde_json::from_value(field).unwrap());
+        }
+        let of = |name: &str| -> Vec<String> {
+            let dependents = dependents(&ObjectKey::new("a", name), &points, &fields);
+            dependents.iter().map(|field| field.name_any()).collect()
+        };
+        assert_eq!(of("changed"), ["sends", "waits"]);
+        points.remove(&ObjectKey::new("a", "changed"));
+        assert_eq!(of("changed"), ["sends", "waits"], "deleted");
+        assert_eq!(of("other"), ["sends", "sends-to-another", "waits"]);
     }
 }

@@ -40,12 +40,8 @@ impl<T: Transport> Receivers<T> {
         }
         let Some(point) = self.get(namespace, name) else {
             let name = name.to_owned();
-            let points = self.points.all();
-            let names: Vec<String> = points
-                .iter()
-                .filter(|point| point.namespace().as_deref() == Some(namespace))
-                .map(|point| point.name_any())
-                .collect();
+            let points = self.points.in_namespace(namespace, |_| true);
+            let names: Vec<String> = points.iter().map(|point| point.name_any()).collect();
             let nearest = nearest(&name, names.iter().map(String::as_str)).map(str::to_owned);
             return Some(WaitingReason::ContactPointNotFound { name, nearest });
         };
