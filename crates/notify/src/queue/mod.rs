@@ -137,7 +137,9 @@ impl<T: Transport> Outbox<T> {
     /// Enqueues the pending entries of an object in the queue of `point`, in place of its earlier ones.
     pub fn enqueue(&self, point: &ObjectKey, pending: PendingEntries) {
         let field = ObjectKey::of(pending.object.as_ref());
-        self.change_pending(&field, Some(point), |queues| queues.enqueue(point, pending));
+        self.change_pending(&field, Some(point), |queues| {
+            queues.enqueue(point, pending, Instant::now())
+        });
     }
 
     /// Replaces the queue's copy of `object` by the cached one if both have the same version.

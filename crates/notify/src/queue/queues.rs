@@ -46,6 +46,8 @@ pub(crate) enum QueueStep {
 enum Choice {
     Send(Batch),
     Wait(Option<Instant>),
+    /// Entries wait for a digest until this instant.
+    WaitForDigest(Instant),
     /// Entries wait, but the receiver has refused the oldest entry of each `TrackedField`, and accepted no message since,
     /// or none since it last failed an entry.
     NoneLeft,
@@ -80,6 +82,8 @@ pub(super) struct ContactPointQueue {
     pub(super) unrecorded: BTreeMap<ObjectKey, Vec<(Arc<str>, DeliveryOutcome)>>,
     /// Wakes the worker; none before the first configuration.
     worker: Option<Arc<Notify>>,
+    /// Instant until which the worker waits for a digest, unless something else wakes it.
+    digest_until: Option<Instant>,
 }
 
 /// State of a queue's request.
@@ -299,7 +303,7 @@ impl Queues {
 impl Queues {
     /// Enqueues the pending entries of an object in the queue of `point`, in place of its earlier ones. Returns the
     /// change of the number of pending entries.
-    pub fn enqueue(&mut self, point: &ObjectKey, pending: PendingEntries) -> i64 {
+    pub fn enqueue(&mut self, point: &ObjectKey, pending: PendingEntries, now: Instant) -> i64 {
         let field = ObjectKey::of(pending.object.as_ref());
         let before = self.remove_pending(&field);
         let before = before.map_or(0, |(former, count)| {
@@ -317,11 +321,11 @@ impl Queues {
         if count > 0 {
             let queue = self.by_contact_point.entry(point.clone()).or_default();
             queue.waiting.insert(field.clone(), pending);
-            self.queue_by_field.insert(field, point.clone());
+            self.queue_by_field.insert(field.clone(), point.clone());
         }
         self.drop_stale_retry(point);
         self.drop_if_idle(point);
-        self.wake_worker_of(point);
+        self.wake_worker_for(point, &field, now);
         signed(count) - signed(before)
     }
 
@@ -375,7 +379,10 @@ impl Queues {
         let point = self.queue_by_field.remove(field)?;
         let queue = self.by_contact_point.get_mut(&point)?;
         let pending = queue.waiting.remove(field)?;
-        queue.wake_worker();
+        // No digest is due earlier without these entries.
+        if queue.digest_until.is_none() {
+            queue.wake_worker();
+        }
         Some((point, pending.ids.len()))
     }
 
@@ -469,9 +476,10 @@ impl Queues {
             }
             self.wake_worker_of(&point);
             self.drop_if_idle(&point);
-        }
-        if let Some(point) = self.queue_by_field.get(field) {
-            self.wake_worker_of(point);
+            // The other entries of the field may be in another queue now.
+            if let Some(point) = self.queue_by_field.get(field) {
+                self.wake_worker_of(point);
+            }
         }
         self.forget_rejected_writes(field)
     }
@@ -627,6 +635,28 @@ impl Queues {
             queue.wake_worker();
         }
     }
+
+    /// Wakes the worker of `point` for the pending entries of `field`, if there are any. A worker that waits for a
+    /// digest is woken only if they make it due earlier: each choice visits all entries of the queue.
+    fn wake_worker_for(&self, point: &ObjectKey, field: &ObjectKey, now: Instant) {
+        let Some(queue) = self.by_contact_point.get(point) else {
+            return;
+        };
+        let Some(head) = queue
+            .waiting
+            .get(field)
+            .and_then(|pending| pending.ids.first())
+        else {
+            return;
+        };
+        let is_due_earlier = |(until, receiver): (Instant, &Receiver)| {
+            now + self.digest_wait(receiver, field, head, now) < until
+        };
+        let digest = queue.digest_until.zip(queue.receiver.as_ref());
+        if digest.is_none_or(is_due_earlier) {
+            queue.wake_worker();
+        }
+    }
 }
 
 fn signed(count: usize) -> i64 {
@@ -638,9 +668,17 @@ impl Queues {
     /// Returns the next step of the queue of `point` at `now`.
     pub fn next(&mut self, point: &ObjectKey, now: Instant) -> QueueStep {
         loop {
-            match self.choose(point, now) {
+            let choice = self.choose(point, now);
+            if let Some(queue) = self.by_contact_point.get_mut(point) {
+                queue.digest_until = match choice {
+                    Choice::WaitForDigest(until) => Some(until),
+                    _ => None,
+                };
+            }
+            match choice {
                 Choice::Send(_) => return QueueStep::Send,
                 Choice::Wait(until) => return QueueStep::Wait(until),
+                Choice::WaitForDigest(until) => return QueueStep::Wait(Some(until)),
                 Choice::NoneLeft => {
                     if self.stop_or_alternate(point, now) {
                         return QueueStep::Stopped;
@@ -673,7 +711,7 @@ impl Queues {
             (RequestState::Retrying(batch), _) => Choice::Send(batch.clone()),
             (RequestState::Idle, QueueState::Testing) => Choice::Send(Batch::default()),
             (RequestState::Idle, QueueState::Open) => match self.digest_due(queue, receiver, now) {
-                Some(due) => Choice::Wait(Some(due)),
+                Some(due) => Choice::WaitForDigest(due),
                 None => self.choose_when_open(queue, receiver),
             },
             (RequestState::Idle, QueueState::Stopped) => {
@@ -690,26 +728,35 @@ impl Queues {
         receiver: &Receiver,
         now: Instant,
     ) -> Option<Instant> {
-        let (delay, refusals) = (receiver.digest_delay, &receiver.refusals);
-        if delay.is_zero() || receiver.failures > 0 {
+        if receiver.digest_delay.is_zero() || receiver.failures > 0 {
             return None;
         }
-        let mut oldest = None;
-        for (field, pending) in self.sendable(queue) {
-            let Some(head) = pending.ids.first() else {
-                continue;
-            };
-            let is_due = receiver.due_up_to.as_ref().is_some_and(|due| head <= due)
-                || refusals.goes_alone(field, head)
-                || refusals.entry_state(field, head) != EntryState::Fresh;
-            if is_due {
-                return None;
-            }
-            let age = self.ages.get(field).map(|ages| ages.waited(head, now));
-            oldest = oldest.max(Some(age.unwrap_or_default()));
-        }
-        let left = delay.saturating_sub(oldest?);
+        let waits = self.sendable(queue).filter_map(|(field, pending)| {
+            let head = pending.ids.first()?;
+            Some(self.digest_wait(receiver, field, head, now))
+        });
+        let left = waits.min()?;
         (!left.is_zero()).then(|| now + left)
+    }
+
+    /// Returns how long the oldest entry `head` of `field` still waits for a digest; zero if the entry waits no longer.
+    fn digest_wait(
+        &self,
+        receiver: &Receiver,
+        field: &ObjectKey,
+        head: &Arc<str>,
+        now: Instant,
+    ) -> Duration {
+        let refusals = &receiver.refusals;
+        let is_due = receiver.due_up_to.as_ref().is_some_and(|due| head <= due)
+            || refusals.goes_alone(field, head)
+            || refusals.entry_state(field, head) != EntryState::Fresh;
+        if is_due {
+            return Duration::ZERO;
+        }
+        receiver
+            .digest_delay
+            .saturating_sub(self.waited(field, head, now))
     }
 
     /// Chooses the next request of an open queue: refused entries go alone, and only after an accepted message, of which

@@ -93,6 +93,8 @@ fn key(name: &str) -> ObjectKey {
 /// Queue `p` with a clock.
 struct TestQueue {
     queues: Queues,
+    /// Wakes the worker.
+    worker: Arc<Notify>,
     now: Instant,
 }
 
@@ -104,20 +106,19 @@ impl TestQueue {
     fn with_digest_delay(digest_delay: Duration) -> Self {
         let mut queues = Queues::new(RETRY_POLICY);
         let now = Instant::now();
-        assert!(
-            queues
-                .configure(
-                    &key("p"),
-                    chat(),
-                    digest_delay,
-                    InitialState::Open,
-                    TestMessage::default(),
-                    now
-                )
-                .is_some(),
-            "a new queue needs a worker"
+        let worker = queues.configure(
+            &key("p"),
+            chat(),
+            digest_delay,
+            InitialState::Open,
+            TestMessage::default(),
+            now,
         );
-        Self { queues, now }
+        Self {
+            queues,
+            worker: worker.expect("a new queue needs a worker"),
+            now,
+        }
     }
 
     /// Configures the queue of `point`; returns what wakes its worker if the queue is new.
@@ -138,7 +139,12 @@ impl TestQueue {
     }
 
     fn enqueue(&mut self, name: &str, entries: &[&str]) -> i64 {
-        self.queues.enqueue(&key("p"), pending(name, entries))
+        self.enqueue_in("p", name, entries)
+    }
+
+    fn enqueue_in(&mut self, point: &str, name: &str, entries: &[&str]) -> i64 {
+        self.queues
+            .enqueue(&key(point), pending(name, entries), self.now)
     }
 
     fn start(&mut self) -> Option<DeliveryRequest> {
@@ -177,6 +183,11 @@ impl TestQueue {
                 migrated_to: None,
             }),
         )
+    }
+
+    /// Returns whether the worker was woken since the last call.
+    fn is_woken(&self) -> bool {
+        self.worker.notified().now_or_never().is_some()
     }
 
     fn is_waiting(&mut self) -> bool {
@@ -253,14 +264,14 @@ fn object_in_flight_is_not_sent_by_another_queue_until_recorded() {
     queue.configure("q", InitialState::Open, TestMessage::default());
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
-    queue.queues.enqueue(&key("q"), pending("a", &["1"]));
+    queue.enqueue_in("q", "a", &["1"]);
     assert!(
         queue.start_of("q").is_none(),
         "the entry would be sent twice"
     );
     queue.accept(&request, 1);
     let outcomes = queue.queues.outcomes(&key("a"));
-    queue.queues.enqueue(&key("q"), pending("a", &["1!", "2"]));
+    queue.enqueue_in("q", "a", &["1!", "2"]);
     queue.queues.recorded(&key("a"), &outcomes);
     assert_eq!(ids(&queue.start_of("q").unwrap()), ["2"]);
 }
@@ -404,7 +415,7 @@ fn queue_without_entries_keeps_its_delay_until_deleted() {
 fn responses_are_forgotten_when_the_object_leaves_in_flight() {
     let removals: [fn(&mut TestQueue); 2] = [
         |queue| assert_eq!(queue.queues.forget(&key("a")), -1),
-        |queue| assert_eq!(queue.queues.enqueue(&key("q"), pending("a", &["1"])), 0),
+        |queue| assert_eq!(queue.enqueue_in("q", "a", &["1"]), 0),
     ];
     for remove in removals {
         for digest in [false, true] {
@@ -425,6 +436,25 @@ fn responses_are_forgotten_when_the_object_leaves_in_flight() {
             );
         }
     }
+}
+
+#[test]
+fn object_without_pending_entries_does_not_wake_the_worker() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &[]);
+    queue.enqueue("b", &["1!"]);
+    queue.queues.recorded(&key("a"), &[]);
+    assert!(!queue.is_woken());
+    queue.enqueue("a", &["2"]);
+    assert!(queue.is_woken());
+    let request = queue.start().unwrap();
+    queue.accept(&request, 1);
+    assert!(queue.is_woken());
+    let outcomes = queue.queues.outcomes(&key("a"));
+    queue.enqueue("a", &["2!"]);
+    assert!(queue.is_woken(), "the entry is removed");
+    queue.queues.recorded(&key("a"), &outcomes);
+    assert!(queue.is_woken(), "the next request may begin");
 }
 
 #[test]
@@ -501,7 +531,7 @@ fn object_that_moved_in_flight_is_sent_after_the_response() {
         queue.enqueue("a", &["1"]);
         queue.enqueue("b", &["2"]);
         let request = queue.start().unwrap();
-        queue.queues.enqueue(&key("q"), pending("b", &["2"]));
+        queue.enqueue_in("q", "b", &["2"]);
         changed.notified().now_or_never().unwrap();
         assert!(
             queue.start_of("q").is_none(),
@@ -537,7 +567,9 @@ fn queue_shares_the_cached_object() {
         "the batch may wait for another change"
     );
     queue.respond(&request, Err(retry("refused")));
-    queue.queues.enqueue(&key("p"), pending_of(&newer));
+    queue
+        .queues
+        .enqueue(&key("p"), pending_of(&newer), queue.now);
     queue.now += Duration::from_hours(1);
     assert!(Arc::ptr_eq(
         &queue.start().unwrap().entries[0].object,
@@ -558,7 +590,7 @@ fn entry_without_id_is_not_counted() {
     assert_eq!(
         queue
             .queues
-            .enqueue(&key("p"), pending_of(&Arc::new(nameless))),
+            .enqueue(&key("p"), pending_of(&Arc::new(nameless)), queue.now),
         0
     );
     assert!(queue.is_waiting());
@@ -571,7 +603,7 @@ fn object_that_moves_away_does_not_wait_for_the_failing_receiver() {
     queue.enqueue("a", &["1"]);
     let request = queue.start().unwrap();
     queue.respond(&request, Err(retry("refused")));
-    queue.queues.enqueue(&key("q"), pending("a", &["1"]));
+    queue.enqueue_in("q", "a", &["1"]);
     assert_eq!(ids(&queue.start_of("q").unwrap()), ["1"]);
 }
 
@@ -621,11 +653,13 @@ fn oldest_pending_time_leaves_out_suspended_time() {
     let mut queues = Queues::new(RETRY_POLICY);
     let oldest = |queues: &Queues| queues.oldest_since().map(|since| since.to_string());
     assert_eq!(oldest(&queues), None);
-    queues.enqueue(&key("a"), waits("x", pending(30, None, None)));
-    queues.enqueue(&key("b"), waits("y", pending(20, None, Some(25))));
+    let now = Instant::now();
+    queues.enqueue(&key("a"), waits("x", pending(30, None, None)), now);
+    queues.enqueue(&key("b"), waits("y", pending(20, None, Some(25))), now);
     queues.enqueue(
         &key("b"),
         waits("z", pending(10, Some("2026-01-01T00:00:11Z"), None)),
+        now,
     );
     assert_eq!(oldest(&queues).as_deref(), Some("2026-01-01T00:00:30Z"));
     queues.dequeue(&ObjectKey::new("n", "x"));

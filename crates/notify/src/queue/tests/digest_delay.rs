@@ -25,6 +25,15 @@ impl TestQueue {
         }
     }
 
+    /// Runs the worker if something woke it; returns the number of entries that it visits.
+    fn visits(&mut self) -> usize {
+        if !self.is_woken() {
+            return 0;
+        }
+        self.wait();
+        self.queues.by_contact_point[&key("p")].waiting.len()
+    }
+
     /// Sets the delay, as a reconcile does after a change of the spec.
     fn set_digest_delay(&mut self, digest_delay: Duration) {
         self.queues.configure(
@@ -74,6 +83,44 @@ fn removed_entry_does_not_count() {
     queue.record_at("b", &["2"], Duration::ZERO);
     queue.queues.forget(&key("a"));
     assert_eq!(queue.wait(), Some(DELAY));
+}
+
+/// A choice visits all entries of the queue.
+#[test]
+fn entry_that_joins_a_digest_does_not_wake_the_worker() {
+    const ENTRIES: u32 = 2000;
+    let mut queue = waiting();
+    let mut visits = 0;
+    for number in 0..ENTRIES {
+        queue.now += DELAY / 2 / ENTRIES;
+        queue.record_at(&number.to_string(), &["1"], Duration::ZERO);
+        visits += queue.visits();
+    }
+    assert_eq!(visits, 1, "the first entry starts the clock");
+    let left = queue.wait();
+    queue.now += SECOND;
+    for number in 0..ENTRIES {
+        queue.record_at(&number.to_string(), &["1"], Duration::ZERO);
+        queue.queues.recorded(&key(&number.to_string()), &[]);
+        visits += queue.visits();
+    }
+    queue.queues.dequeue(&key("1"));
+    queue.queues.forget(&key("2"));
+    assert_eq!((visits, queue.visits()), (1, 0), "unchanged, or removed");
+    assert_eq!(queue.wait(), left.map(|left| left - SECOND));
+}
+
+#[test]
+fn entry_that_is_due_earlier_wakes_the_worker() {
+    let mut queue = waiting();
+    queue.record_at("a", &["1"], Duration::ZERO);
+    assert_eq!(queue.visits(), 1);
+    queue.record_at("b", &["2"], 20 * SECOND);
+    assert_eq!(queue.visits(), 2);
+    assert_eq!(queue.wait(), Some(10 * SECOND));
+    queue.record_at("c", &["3"], 40 * SECOND);
+    assert!(queue.is_woken());
+    assert_eq!(ids(&queue.start().unwrap()), ["1", "2", "3"]);
 }
 
 /// The first observation after a restart takes the age from the wall clock.
@@ -225,7 +272,9 @@ fn messages_of_a_rollout(limit: TextLimit) -> usize {
             let object = rollout(changed);
             let name = changed.to_string();
             queue.observe(&name, &[&format!("{changed}-4")], false, Duration::ZERO);
-            queue.queues.enqueue(&key("p"), pending_of(&object));
+            queue
+                .queues
+                .enqueue(&key("p"), pending_of(&object), queue.now);
             changed += 1;
         }
         if let Some(request) = queue.start() {

@@ -131,7 +131,7 @@ impl Model {
             of.templated.then(|| "{{ value }}".into());
         self.queue
             .queues
-            .enqueue(&key("p"), pending_of(&Arc::new(object)));
+            .enqueue(&key("p"), pending_of(&Arc::new(object)), self.queue.now);
     }
 
     fn is_poisonous(&self, id: &str) -> bool {

@@ -95,7 +95,7 @@ fn plain_retry_is_dropped_when_the_entry_is_no_longer_pending() {
     std::sync::Arc::make_mut(&mut object.spec.notification).template = Some("{{ value }}".into());
     queue
         .queues
-        .enqueue(&key("p"), pending_of(&Arc::new(object)));
+        .enqueue(&key("p"), pending_of(&Arc::new(object)), queue.now);
     let request = queue.start().unwrap();
     queue.queues.dequeue(&key("a"));
     queue.refuse(&request, Refusal::Rejected);
@@ -137,7 +137,7 @@ fn fail(queue: &mut TestQueue) {
 #[case::deleted(|queue: &mut TestQueue| _ = queue.queues.forget(&key("a")))]
 #[case::suspended(|queue: &mut TestQueue| _ = queue.queues.dequeue(&key("a")))]
 #[case::expired(|queue: &mut TestQueue| _ = queue.enqueue("a", &["1!"]))]
-#[case::moved(|queue: &mut TestQueue| _ = queue.queues.enqueue(&key("q"), pending("a", &["1"])))]
+#[case::moved(|queue: &mut TestQueue| _ = queue.enqueue_in("q", "a", &["1"]))]
 fn failure_report_ends_when_no_entry_is_pending(#[case] end: fn(&mut TestQueue)) {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);

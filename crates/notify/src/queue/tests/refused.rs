@@ -53,7 +53,7 @@ impl TestQueue {
         std::sync::Arc::make_mut(&mut object.spec.notification).template =
             Some("{{ value }}".into());
         self.queues
-            .enqueue(&key("p"), pending_of(&Arc::new(object)));
+            .enqueue(&key("p"), pending_of(&Arc::new(object)), self.now);
     }
 }
 
