@@ -4,14 +4,14 @@
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>), so that another manager's item
 //! does not count as a difference, and as a whole where `managedFields` treat the list as atomic.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::field_set::{covers_content, fields, find, is_element};
+use super::field_set::{IdentifiedItems, ListElements, covers_content, fields, find};
 
 /// Path of a field, in the form of `managedFields`: `f:spec`, `f:ports`, `k:{"port":80,"protocol":"TCP"}`.
 pub type Path = Vec<String>;
@@ -185,30 +185,31 @@ impl Projection {
     }
 
     fn items(&mut self, path: &mut Path, live: &[Value], desired: &[Value], sets: &[&Value]) {
-        let elements = || {
-            sets.iter()
-                .filter_map(|set| set.as_object())
-                .flat_map(Map::keys)
+        let has_values = || {
+            let mut sets = sets.iter().filter_map(|set| set.as_object());
+            sets.any(|set| set.keys().any(|element| element.starts_with("v:")))
         };
-        if let Some(keys) = keys(sets) {
-            for desired in desired {
-                let element = element(desired, &keys, sets);
-                let all: Vec<_> = live
-                    .iter()
-                    .filter(|item| is_element(&element, item))
-                    .collect();
+        if let Some(elements) = ListElements::new(sets) {
+            let elements: Vec<_> = desired.iter().map(|item| elements.of(item)).collect();
+            let items = IdentifiedItems::new(elements.iter().map(String::as_str), live);
+            for (element, desired) in elements.into_iter().zip(desired) {
+                let all = items.get(&element);
                 if all.len() > 1 {
                     // An update may repeat an item; of two environment variables with one name, the last one counts.
+                    // Several desired items may have this element.
                     path.push(element);
-                    self.set(path, json!(all));
+                    self.values
+                        .entry(path.clone())
+                        .or_insert_with(|| json!(all));
                     path.pop();
                 } else {
                     self.step(path, element, all.first().copied(), desired, sets);
                 }
             }
-        } else if elements().any(|element| element.starts_with("v:")) {
+        } else if has_values() {
+            let items: HashSet<&Value> = live.iter().collect();
             for desired in desired {
-                let live = live.iter().find(|item| *item == desired);
+                let live = items.get(desired).copied();
                 self.step(path, format!("v:{desired}"), live, desired, sets);
             }
         } else if is_atomic(sets) || live.len() != desired.len() {
@@ -223,38 +224,6 @@ impl Projection {
     fn set(&mut self, path: &Path, value: Value) {
         self.values.insert(path.clone(), value);
     }
-}
-
-/// Returns the keys that identify the items of a list; `None` if these sets do not name them.
-pub(super) fn keys(sets: &[&Value]) -> Option<Vec<String>> {
-    let mut elements = sets
-        .iter()
-        .filter_map(|set| set.as_object())
-        .flat_map(Map::keys);
-    elements.find_map(|element| {
-        let keys = serde_json::from_str::<Map<String, Value>>(element.strip_prefix("k:")?).ok()?;
-        Some(keys.into_iter().map(|(name, _)| name).collect())
-    })
-}
-
-/// Returns the element of `managedFields` for this item.
-pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String {
-    let mut elements = sets
-        .iter()
-        .filter_map(|set| set.as_object())
-        .flat_map(Map::keys);
-    if let Some(element) =
-        elements.find(|element| element.starts_with("k:") && is_element(element, item))
-    {
-        return element.clone();
-    }
-    // Among the keys of the lists in Kubernetes' API, only the protocol has a default.
-    let value = |name: &String| item.get(name).cloned().unwrap_or_else(|| "TCP".into());
-    let keys: Map<_, _> = keys
-        .iter()
-        .map(|name| (name.clone(), value(name)))
-        .collect();
-    format!("k:{}", Value::Object(keys))
 }
 
 /// Returns whether the field is atomic: a manager owns the field, and no manager owns a field inside.

@@ -4,12 +4,12 @@
 //! Ownership decides which fields an adoption or a correction transfers from other managers. Values decide whether an
 //! object has drifted ([`fields`](super::fields)).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use serde_json::{Map, Value};
 
-use super::field_set::{covers_content, fields, find, is_element};
+use super::field_set::{IdentifiedItems, ListElements, covers_content, fields, find};
 use super::fields::{self as values, Path, content};
 
 const APPLY: &str = "Apply";
@@ -298,12 +298,16 @@ pub(crate) fn conflicting_fields(
         let (around, is_field) = (&steps[..length], length == steps.len());
         let is_item = around.last() == Some(&PathStep::Item);
         let is_list = steps.get(length) == Some(&PathStep::Item);
+        let leaf = match steps.get(length + 1) {
+            Some(PathStep::Field(leaf)) if is_list => Some(leaf),
+            _ => None,
+        };
         let all = own.iter().chain(&others);
         let has_items = || {
             all.clone().any(|entry| {
-                all_at(fields(entry), around)
+                parts_at(fields(entry), &desired, around)
                     .iter()
-                    .any(|(_, set)| has_items(set))
+                    .any(|part| has_items(part.set))
             })
         };
         if !is_item && !is_list && has_items() {
@@ -311,27 +315,29 @@ pub(crate) fn conflicting_fields(
             break;
         }
         let mut found = BTreeSet::new();
-        for (path, set) in others
+        for part in others
             .iter()
-            .flat_map(|entry| all_at(fields(entry), around))
+            .flat_map(|entry| parts_at(fields(entry), &desired, around))
         {
-            let value = value_at(&desired, &path);
-            let kept = path
+            let kept = part
+                .path
                 .last()
                 .is_some_and(|name| NON_CONFLICTING_LISTS.contains(&name.as_str()));
-            let parent = || value_at(&desired, &path[..path.len() - 1]).is_some();
-            match value {
+            match part.value {
                 Some(Value::Array(_)) if kept => {}
-                Some(value) => foreign(set, value, &path, &mut found),
-                None if is_field && !is_item && parent() => _ = found.insert(path),
+                Some(value) => {
+                    let mut inside = BTreeSet::new();
+                    foreign(part.set, value, &part.path, &mut inside);
+                    if let (Some(leaf), Value::Array(items)) = (leaf, value) {
+                        retain_excluding(&mut inside, leaf, value_at(object, &part.path), items);
+                    }
+                    found.append(&mut inside);
+                }
+                None if is_field && !is_item && part.parent.is_some() => {
+                    found.insert(part.path);
+                }
                 None => {}
             }
-        }
-        if let (true, Some(PathStep::Field(leaf))) = (is_list, steps.get(length + 1)) {
-            found.retain(|path| {
-                path.last().is_none_or(|item| !item.starts_with("k:"))
-                    || excludes(path, leaf, object, &desired)
-            });
         }
         if !found.is_empty() {
             return found;
@@ -343,17 +349,25 @@ pub(crate) fn conflicting_fields(
     BTreeSet::new()
 }
 
-/// Returns whether the list item at `path` and an item of `desired` may exclude each other at the field `leaf`: their
-/// values are equal, or one of them has none.
-fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
-    let Some(other) = value_at(object, path).and_then(|item| item.get(leaf)) else {
-        return true;
+/// Removes the list items in `found` that exclude no item of `desired` at the field `leaf`: their values differ, and
+/// both have one. `live` is the list in the live object.
+fn retain_excluding(
+    found: &mut BTreeSet<Path>,
+    leaf: &str,
+    live: Option<&Value>,
+    desired: &[Value],
+) {
+    let values: Option<HashSet<_>> = desired.iter().map(|item| item.get(leaf)).collect();
+    let (Some(values), Some(Value::Array(live))) = (values, live) else {
+        return;
     };
-    let items = value_at(desired, &path[..path.len() - 1]).and_then(Value::as_array);
-    items
-        .into_iter()
-        .flatten()
-        .any(|item| item.get(leaf).is_none_or(|value| value == other))
+    let elements = found.iter().filter_map(|path| path.last());
+    let items = IdentifiedItems::new(elements.map(String::as_str), live);
+    found.retain(|path| {
+        let item = path.last().filter(|item| item.starts_with("k:"));
+        item.and_then(|item| items.get(item).first()?.get(leaf))
+            .is_none_or(|value| values.contains(value))
+    });
 }
 
 /// Returns the list items of other managers that differ from a missing item of `desired` only in their number, because
@@ -375,7 +389,7 @@ pub(crate) fn renumbered(
             .iter()
             .filter(|(_, item)| {
                 let mut missing = list.missing.iter();
-                missing.any(|desired| is_renumbered(item, desired, &list.keys, is_alone))
+                missing.any(|desired| is_renumbered(item, desired, list.keys, is_alone))
             })
             .collect();
         // With more candidates than missing items, it is uncertain which ones were renumbered.
@@ -433,7 +447,7 @@ fn is_renumbered(item: &Value, desired: &Value, keys: &[String], is_alone: bool)
 /// A list of the live object whose items have a number as a key.
 struct NumberedList<'a> {
     path: &'a [String],
-    keys: Vec<String>,
+    keys: &'a [String],
     /// Desired items that the live list lacks.
     missing: Vec<&'a Value>,
     /// Live items that the desired list lacks, with their elements in `managedFields`.
@@ -485,27 +499,26 @@ fn visit_lists(
             }
         }
         (Value::Array(live), Value::Array(desired)) => {
-            let Some(keys) = values::keys(sets) else {
+            let Some(elements) = ListElements::new(sets) else {
                 return;
             };
-            let element = |item| values::element(item, &keys, sets);
-            let (mut missing, mut known) = (Vec::new(), Vec::new());
-            for desired in desired {
-                let name = element(desired);
-                match live.iter().find(|item| is_element(&name, item)) {
-                    Some(item) => step(name.clone(), item, desired),
+            let names: Vec<_> = desired.iter().map(|item| elements.of(item)).collect();
+            let items = IdentifiedItems::new(names.iter().map(String::as_str), live);
+            let mut missing = Vec::new();
+            for (element, desired) in names.into_iter().zip(desired) {
+                match items.get(&element).first().copied() {
+                    Some(item) => step(element, item, desired),
                     None => missing.push(desired),
                 }
-                known.push(name);
             }
-            let foreign = live
+            let foreign = items
+                .others()
                 .iter()
-                .filter(|item| !known.iter().any(|name| is_element(name, item)))
-                .map(|item| (element(item), item))
+                .map(|item| (elements.of(item), *item))
                 .collect();
             visit(NumberedList {
                 path,
-                keys,
+                keys: elements.keys(),
                 missing,
                 foreign,
             });
@@ -537,20 +550,67 @@ fn steps(field: &str) -> Vec<PathStep> {
     steps
 }
 
+/// Values of a desired object or list by the elements of a set.
+struct Values<'a> {
+    desired: &'a Value,
+    items: Option<IdentifiedItems<'a>>,
+}
+
+impl<'a> Values<'a> {
+    fn new(set: &Map<String, Value>, desired: &'a Value) -> Self {
+        let elements = set.keys().map(String::as_str);
+        let items = desired
+            .as_array()
+            .map(|items| IdentifiedItems::new(elements, items));
+        Self { desired, items }
+    }
+
+    fn get(&self, element: &str) -> Option<&'a Value> {
+        match element.strip_prefix("f:") {
+            Some(name) => self.desired.get(name).filter(|value| !value.is_null()),
+            None => self.items.as_ref()?.get(element).first().copied(),
+        }
+    }
+}
+
+/// Part of a set.
+struct Part<'a> {
+    path: Path,
+    set: &'a Value,
+    /// Desired value at the path.
+    value: Option<&'a Value>,
+    /// Desired value around the path.
+    parent: Option<&'a Value>,
+}
+
 /// Returns the parts of a set at these steps.
-fn all_at<'a>(set: &'a Value, steps: &[PathStep]) -> Vec<(Path, &'a Value)> {
-    steps.iter().fold(vec![(Path::new(), set)], |found, step| {
-        let next = found.into_iter().flat_map(|(path, set)| {
-            let inner = set
-                .as_object()
-                .into_iter()
-                .flatten()
-                .filter(|(element, _)| match step {
-                    PathStep::Field(name) => element.strip_prefix("f:") == Some(name),
-                    PathStep::Item => element.starts_with("k:") || element.starts_with("v:"),
-                });
+fn parts_at<'a>(set: &'a Value, desired: &'a Value, steps: &[PathStep]) -> Vec<Part<'a>> {
+    let whole = Part {
+        path: Path::new(),
+        set,
+        value: Some(desired),
+        parent: None,
+    };
+    steps.iter().fold(vec![whole], |found, step| {
+        let next = found.into_iter().flat_map(|part| {
+            let set = part.set.as_object();
+            let values = set
+                .zip(part.value)
+                .map(|(set, desired)| Values::new(set, desired));
+            let inner = set.into_iter().flatten().filter(|(element, _)| match step {
+                PathStep::Field(name) => element.strip_prefix("f:") == Some(name),
+                PathStep::Item => element.starts_with("k:") || element.starts_with("v:"),
+            });
             inner
-                .map(move |(element, set)| ([path.clone(), vec![element.clone()]].concat(), set))
+                .map(|(element, set)| Part {
+                    path: [part.path.clone(), vec![element.clone()]].concat(),
+                    set,
+                    value: values
+                        .as_ref()
+                        .and_then(|values| values.get(element))
+                        .filter(|value| !value.is_null()),
+                    parent: part.value,
+                })
                 .collect::<Vec<_>>()
         });
         next.collect()
@@ -572,17 +632,11 @@ fn is_set(desired: &Value, steps: &[PathStep]) -> bool {
     }
 }
 
-fn value_at<'a>(desired: &'a Value, path: &[String]) -> Option<&'a Value> {
-    let value = path
-        .iter()
-        .try_fold(desired, |value, element| match element.strip_prefix("f:") {
-            Some(name) => value.get(name),
-            None => value
-                .as_array()?
-                .iter()
-                .find(|item| is_element(element, item)),
-        });
-    value.filter(|value| !value.is_null())
+fn value_at<'a>(object: &'a Value, path: &[String]) -> Option<&'a Value> {
+    path.iter().try_fold(object, |value, element| {
+        let elements: Map<_, _> = [(element.clone(), Value::Null)].into_iter().collect();
+        Values::new(&elements, value).get(element)
+    })
 }
 
 /// Returns whether the set has list items at any depth.
@@ -595,14 +649,13 @@ fn has_items(set: &Value) -> bool {
 
 /// Adds the fields of the set that `desired` does not set to `found`: of a list, whole items.
 fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>) {
-    for (element, inner) in set
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter(|(element, _)| *element != ".")
-    {
+    let Some(set) = set.as_object() else {
+        return;
+    };
+    let values = Values::new(set, desired);
+    for (element, inner) in set.iter().filter(|(element, _)| *element != ".") {
         let path = [path.clone(), vec![element.clone()]].concat();
-        match value_at(desired, std::slice::from_ref(element)) {
+        match values.get(element).filter(|value| !value.is_null()) {
             Some(Value::Array(_)) => {}
             Some(_) if desired.is_array() => {}
             Some(desired) => foreign(inner, desired, &path, found),
@@ -631,14 +684,9 @@ fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
 fn take_shared(set: &mut Value, desired: &Value) -> Option<Value> {
     let fields = set.as_object_mut()?;
     let mut taken = Map::new();
+    let values = Values::new(fields, desired);
     fields.retain(|element, inner| {
-        let desired = match (element.strip_prefix("f:"), desired) {
-            (Some(name), Value::Object(desired)) => {
-                desired.get(name).filter(|value| !value.is_null())
-            }
-            (None, Value::Array(items)) => items.iter().find(|item| is_element(element, item)),
-            _ => None,
-        };
+        let desired = values.get(element);
         // The element `.` stands for the list or the item itself.
         let itself = element == ".";
         let whole = itself || (desired.is_some() && inner.as_object().is_none_or(Map::is_empty));

@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::FieldsV1;
 use rstest::rstest;
 
 use super::*;
+use crate::field_set::visits;
 
 const MANAGER: &str = "example/test";
 
@@ -106,6 +107,53 @@ fn list_is_matched_by_key_after_others_took_its_items() {
     assert_eq!(
         format_paths(&differences),
         "spec.ports[port=53,protocol=UDP] and spec.ports[port=80,protocol=TCP]"
+    );
+}
+
+#[test]
+fn repeated_item_is_a_difference() {
+    let mut repeated = live();
+    let ports = repeated["spec"]["ports"].as_array_mut().unwrap();
+    ports.push(json!({ "port": 80, "protocol": "TCP", "targetPort": 8080 }));
+    let managed = [applied()];
+    assert!(!matches(&repeated, &desired(), &managed, MANAGER));
+    let differences = project(&repeated, &desired(), &managed).differences(&project(
+        &live(),
+        &desired(),
+        &managed,
+    ));
+    assert_eq!(
+        format_paths(&differences),
+        "spec.ports[port=80,protocol=TCP]"
+    );
+}
+
+/// A list may have hundreds of items, and is compared in one poll of a worker.
+#[test]
+fn cost_of_a_comparison_grows_linearly_with_the_items() {
+    let cost = |count: usize| {
+        let variables: Vec<_> = (0..count)
+            .map(|at| json!({ "name": format!("N{at}"), "value": "v" }))
+            .collect();
+        let set: Map<_, _> = (0..count)
+            .map(|at| {
+                (
+                    format!("k:{{\"name\":\"N{at}\"}}"),
+                    json!({ ".": {}, "f:name": {}, "f:value": {} }),
+                )
+            })
+            .collect();
+        let object = json!({ "spec": { "env": variables } });
+        let managed = [entry(MANAGER, json!({ "f:spec": { "f:env": set } }))];
+        let projecting = visits(|| _ = project(&object, &object, &managed));
+        let matching = visits(|| assert!(matches(&object, &object, &managed, MANAGER)));
+        (projecting, matching)
+    };
+    let (small, large) = (cost(256), cost(512));
+    assert!(small.0 >= 256 && small.1 >= 256, "{small:?}");
+    assert!(
+        large.0 <= 2 * small.0 && large.1 <= 2 * small.1,
+        "{small:?} {large:?}"
     );
 }
 

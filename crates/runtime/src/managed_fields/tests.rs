@@ -4,6 +4,7 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
+use crate::field_set::visits;
 
 const MANAGER: &str = "example/test";
 
@@ -514,4 +515,40 @@ fn neighbour_in_a_map_is_not_accused() {
         ),
         None
     );
+}
+
+/// A list may have hundreds of items, and is compared in one poll of a worker.
+#[rstest]
+#[case::upgraded(|managed: &[ManagedFieldsEntry], object: &Value| _ = upgraded(managed, MANAGER, object, &[], true))]
+#[case::has_foreign_items(|managed: &[ManagedFieldsEntry], object: &Value| {
+    assert!(!has_foreign_items(managed, object, object, &["port"]));
+})]
+#[case::renumbered(|managed: &[ManagedFieldsEntry], object: &Value| {
+    let nothing = json!({ "spec": { "ports": [] } });
+    assert!(renumbered(managed, MANAGER, object, &nothing, &["port"], true).is_empty());
+})]
+#[case::conflicting_fields(|managed: &[ManagedFieldsEntry], object: &Value| {
+    assert!(conflicting_fields(managed, MANAGER, object, object, "spec.ports[0].nodePort").is_empty());
+})]
+#[case::conflicting_items(|managed: &[ManagedFieldsEntry], object: &Value| {
+    let desired = json!({ "spec": { "ports": [{ "port": 0, "name": "other" }] } });
+    assert!(conflicting_fields(managed, MANAGER, object, &desired, "spec.ports[0].name").is_empty());
+})]
+fn cost_grows_linearly_with_the_items(#[case] work: fn(&[ManagedFieldsEntry], &Value)) {
+    let cost = |count: u16| {
+        let numbers: Vec<_> = (0..count).collect();
+        let items: Vec<_> = numbers
+            .iter()
+            .map(|at| json!({ "port": at, "protocol": "TCP", "name": format!("p{at}") }))
+            .collect();
+        let object = json!({ "apiVersion": "apps/v1", "spec": { "ports": items } });
+        let managed = [
+            entry("flux", APPLY, "", ports(&numbers)),
+            entry("kubectl-edit", UPDATE, "", ports(&numbers)),
+        ];
+        visits(|| work(&managed, &object))
+    };
+    let (small, large) = (cost(256), cost(512));
+    assert!(small >= 256, "{small}");
+    assert!(large <= 2 * small, "{small} {large}");
 }
