@@ -53,8 +53,8 @@ pub(super) struct Follower {
     pub(super) listed: bool,
     pub(super) certainty: Certainty,
     pub(super) newest: Option<Newest>,
-    /// Why the object's current version cannot be read. The newest state is then from an earlier version.
-    pub(super) unreadable: Option<Unreadable>,
+    /// Why the object's current version cannot be read, and that version. The newest state is then from an earlier one.
+    pub(super) unreadable: Option<(Unreadable, Option<u64>)>,
     outdated_by: Option<UnreadVersion>,
     /// The last lookup was too expensive for a thread with other work: the next read runs it in the background.
     pub(super) is_deferred: bool,
@@ -198,7 +198,8 @@ impl Follower {
         self.outdated_by = self
             .outdated_by
             .filter(|unread| version.unwrap_or_default() < unread.version);
-        self.unreadable.replace(why.clone()).as_ref() != Some(why)
+        let before = self.unreadable.replace((why.clone(), version));
+        before.is_none_or(|(before, _)| before != *why)
     }
 
     /// Records a metadata event of an object that exists. Returns whether a read is needed.
@@ -395,7 +396,12 @@ impl Follower {
         if !overtaken {
             self.unreadable = None;
         }
+        let unreadable = self.unreadable.as_ref().zip(found.as_ref());
+        let is_later_unreadable =
+            unreadable.is_some_and(|((_, later), (object, _))| version(object) < *later);
         match found {
+            // The watch has shown the later version during the read.
+            Some(_) if overtaken && is_later_unreadable => {}
             Some((object, observed)) if overtaken && !known => {
                 self.observe(object, Some(observed));
             }
@@ -431,7 +437,7 @@ impl Follower {
         self.confirm(Some(object), now);
         if ticket.newer_events == self.newer_events {
             self.listed = true;
-            self.unreadable = Some(why.clone());
+            self.unreadable = Some((why.clone(), version(object)));
         } else {
             self.observe_unreadable(object, why);
         }

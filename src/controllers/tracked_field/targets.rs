@@ -430,13 +430,11 @@ impl Targets {
         let Some((tracked, _)) = self.target(object)? else {
             return Ok(Answer::Discovered);
         };
-        if let Some(tickets) = self
-            .tracker
-            .unread(&ObjectKey::of(object), self.sync_period)
-        {
+        let key = ObjectKey::of(object);
+        if let Some(tickets) = self.tracker.unread(&key, self.sync_period) {
             match tracked.api.get_opt(&target.name).await {
                 Ok(found) => {
-                    self.accept_read(tracked.target, group, tickets, found)
+                    self.accept_read(key, tracked.target, group, tickets, found)
                         .await?;
                 }
                 Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -453,10 +451,11 @@ impl Targets {
         Ok(Answer::Read)
     }
 
-    /// Accepts the result of a read. Large objects are decoded, and expensive lookups run, in the background, not on an
-    /// async worker.
+    /// Accepts the result of a read that `requester` requested. Large objects are decoded, and expensive lookups run,
+    /// in the background, not on an async worker.
     async fn accept_read(
         &self,
+        requester: ObjectKey,
         target: TargetKey,
         group: &RequestGroup,
         tickets: ReadTickets,
@@ -469,6 +468,7 @@ impl Targets {
             Some(found) if needs_background(&found) => found,
             found => {
                 self.tracker.read(&target, &tickets, found);
+                self.tracker.wake_others(&tickets, &requester);
                 return Ok(());
             }
         };
@@ -476,9 +476,11 @@ impl Targets {
         let permit = tracker.background.acquire().await.map_err(not_inspected)?;
         // Work that has begun must not be lost if the request times out meanwhile.
         let read = tokio::spawn(async move {
-            tracker
+            let read = tracker
                 .read_in_background(&target, &tickets, found, permit)
-                .await
+                .await;
+            tracker.wake_others(&tickets, &requester);
+            read
         });
         match read.await {
             Ok(taken) => taken.map_err(not_inspected),
@@ -595,8 +597,7 @@ async fn run_lists(
         }
         // The list has also read targets that nobody requested.
         for key in read.ok().flatten().unwrap_or_default() {
-            let tracker = &targets.tracker;
-            if tracker.has_buffered_changes(&key) || tracker.unreadable(&key).is_some() {
+            if targets.tracker.has_news(&key) {
                 targets.wake(key, &mut woken).await;
             }
         }

@@ -224,15 +224,20 @@ impl Tracker {
             .unwrap_or_default()
     }
 
-    /// Returns the ticket for a read of the target, if one is needed: the watch may have shown the state before the field
-    /// was followed, or has confirmed nothing for longer than `trusted` (a watch may miss an event, deletions above
-    /// all).
+    /// Returns the tickets for a read of the target, if `key` needs one: the watch may have shown the state before the
+    /// field was followed, or has confirmed nothing for longer than `trusted` (a watch may miss an event, deletions
+    /// above all). The read serves every follower of the target that needs one.
     pub fn unread(&self, key: &ObjectKey, trusted: Duration) -> Option<ReadTickets> {
         let state = self.state();
-        let follower = state.leads_since.and_then(|_| state.followers.get(key))?;
-        follower
-            .has_to_be_read(trusted)
-            .then(|| ReadTickets([(key.clone(), follower.read_ticket())].into()))
+        let requester = state.leads_since.and_then(|_| state.followers.get(key))?;
+        if !requester.has_to_be_read(trusted) {
+            return None;
+        }
+        let keys = state.targets.get(&requester.target).into_iter().flatten();
+        let followers = keys.filter_map(|key| Some((key, state.followers.get(key)?)));
+        let unread = followers.filter(|(_, follower)| follower.has_to_be_read(trusted));
+        let tickets = unread.map(|(key, follower)| (key.clone(), follower.read_ticket()));
+        Some(ReadTickets(tickets.collect()))
     }
 
     /// Returns whether the target needs a read, see [`Tracker::unread`].
@@ -341,6 +346,14 @@ impl Tracker {
         Ok(())
     }
 
+    /// Wakes the followers with something to record or report after a read for `tickets`; the answer wakes `requester`.
+    pub(super) fn wake_others(&self, tickets: &ReadTickets, requester: &ObjectKey) {
+        let others = tickets.keys().filter(|key| *key != requester);
+        for key in others.filter(|key| self.has_news(key)) {
+            self.trigger.wake(key);
+        }
+    }
+
     /// Returns the lookups in an object that a read for `tickets` returned: for their followers, and for others that wait
     /// for the object.
     fn lookups_of_read(
@@ -415,7 +428,9 @@ impl Tracker {
 
     /// Returns why the target of `key` cannot be read, if it cannot.
     pub fn unreadable(&self, key: &ObjectKey) -> Option<Unreadable> {
-        self.state().followers.get(key)?.unreadable.clone()
+        let state = self.state();
+        let (why, _) = state.followers.get(key)?.unreadable.as_ref()?;
+        Some(why.clone())
     }
 
     /// Returns whether a metadata watch has shown a version of the target of `key` that no read has returned yet.
@@ -518,6 +533,11 @@ impl Tracker {
         let state = self.state();
         let follower = state.followers.get(key);
         follower.is_some_and(|follower| !follower.buffer.is_empty())
+    }
+
+    /// Returns whether `key` has a change to record, or a current version of its target that cannot be read.
+    pub(super) fn has_news(&self, key: &ObjectKey) -> bool {
+        self.has_buffered_changes(key) || self.unreadable(key).is_some()
     }
 
     /// Returns whether the target of `key` exists, `None` if unknown.

@@ -15,7 +15,7 @@ use qm_runtime::health::Probes;
 use qm_runtime::metrics::Metrics;
 use qm_runtime::tasks::Tasks;
 use qm_runtime::trigger::Trigger;
-use qm_runtime::watch::WatchHub;
+use qm_runtime::watch::{WatchHub, WatchPhase};
 use rstest::rstest;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -99,6 +99,16 @@ fn field_of_deployment(name: &str, namespace: &str, target: &str) -> Arc<Tracked
     let target = json!({ "kind": "Deployment", "namespace": namespace, "name": target });
     field.spec.target = serde_json::from_value(target).unwrap();
     field.spec.field = "replicas".into();
+    Arc::new(field)
+}
+
+fn field_of_config_map(name: &str, target: &str) -> Arc<TrackedField> {
+    let mut field = field(name, target).as_ref().clone();
+    let target = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "resource": "configmaps", "namespace": "a", "name": target,
+    });
+    field.spec.target = serde_json::from_value(target).unwrap();
+    field.spec.field = "{.data.x}".into();
     Arc::new(field)
 }
 
@@ -231,6 +241,51 @@ async fn many_reads_of_a_resource_are_one_list(#[case] number: usize) {
     } else {
         assert_eq!(paths.len(), number);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_fields_of_one_config_map_share_a_read() {
+    let reads = Arc::new(AtomicUsize::new(0));
+    let service = tower::service_fn({
+        let reads = Arc::clone(&reads);
+        move |request: Request<Body>| {
+            let answer = if request.uri().path() == "/api/v1" {
+                let maps = json!({ "name": "configmaps", "singularName": "", "kind": "ConfigMap", "namespaced": true, "verbs": [] });
+                json!({ "kind": "APIResourceList", "groupVersion": "v1", "resources": [maps] })
+            } else {
+                reads.fetch_add(1, Ordering::SeqCst);
+                let metadata =
+                    json!({ "namespace": "a", "name": "map", "uid": "1", "resourceVersion": "5" });
+                json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": { "x": "1" } })
+            };
+            let answer = Body::from(serde_json::to_vec(&answer).unwrap());
+            ready(Ok::<_, Infallible>(Response::new(answer)))
+        }
+    });
+    let targets = targets(Client::new(service, "a"));
+    // The watch has shown the map before any field is created.
+    let index = Tracker::new_index(&targets.tracker)(ResourceName {
+        api_version: "v1".into(),
+        plural: "configmaps".into(),
+    });
+    index.phase(None, &WatchPhase::Listing { relist: 0 });
+    index.phase(None, &WatchPhase::Listed);
+    let fields: Vec<_> = (0..20)
+        .map(|at| field_of_config_map(&format!("f-{at}"), "map"))
+        .collect();
+    let target = &fields[0].spec.target;
+    let resolved = targets
+        .resolver
+        .resolve(&targets.client, target, targets.epoch(target));
+    resolved.await.unwrap();
+    request_reads(&targets, &fields);
+    for field in &fields {
+        let answer = answer(&targets, field).await.unwrap().unwrap();
+        assert_eq!(answer, Answer::Read);
+        let exists = targets.tracker.exists(&ObjectKey::of(field.as_ref()));
+        assert_eq!(exists, Some(true));
+    }
+    assert_eq!(reads.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

@@ -151,6 +151,41 @@ fn read_counts_only_for_its_own_identity(
     assert_eq!(taken(&tracker, &key, &new), [Some("new".to_owned())]);
 }
 
+/// Many fields may be created for one `ConfigMap`, which is read at most once a second.
+#[rstest]
+#[case::found(Some("x"))]
+#[case::not_found(None)]
+fn read_serves_all_followers_of_the_target_that_need_one(#[case] value: Option<&str>) {
+    let (key, other, elsewhere) = (
+        ObjectKey::new("shop", "it"),
+        ObjectKey::new("shop", "other"),
+        ObjectKey::new("shop", "elsewhere"),
+    );
+    let identity = identity("1", "a");
+    let tracker = following(&key, &identity, &target("a"));
+    follow(&tracker, &other, &identity, &target("a"));
+    follow(&tracker, &elsewhere, &identity, &target("b"));
+    let mut woken = tracker.trigger.open();
+    let tickets = tracker.unread(&key, Duration::MAX).unwrap();
+    tracker.read(
+        &target("a"),
+        &tickets,
+        value.map(|value| object("a", 5, value)),
+    );
+    tracker.wake_others(&tickets, &key);
+    for key in [&key, &other] {
+        assert!(tracker.unread(key, Duration::MAX).is_none());
+        assert_eq!(taken(&tracker, key, &identity), [value.map(str::to_owned)]);
+    }
+    assert!(tracker.unread(&elsewhere, Duration::MAX).is_some());
+    assert_eq!(
+        woken.try_recv().ok(),
+        Some(other),
+        "nothing else wakes it, unless it has requested a read"
+    );
+    assert!(woken.try_recv().is_err());
+}
+
 /// A path may match something else in another version of the API.
 #[test]
 fn read_of_another_resource_is_dropped() {
