@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
 use kube::core::{DynamicResourceScope, GroupVersionKind};
@@ -14,6 +15,11 @@ use qm_core::nearest::nearest;
 use qm_core::shared;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::watch::ResourceName;
+use tokio::time::Instant;
+
+/// Time for which a mismatch counts: thousands of `TrackedField`s may name a resource whose CRD is deleted, and each of
+/// them polls. Not longer than the default of `--poll-min`, so that each poll of a single one asks the apiserver.
+const MISMATCH_TTL: Duration = Duration::from_secs(1);
 
 /// Key of an object of any resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -93,7 +99,11 @@ pub(crate) enum TargetError {
 
 /// Discovered resources. The built-in kinds need no discovery.
 #[derive(Default)]
-pub(crate) struct Resolver(Mutex<HashMap<(String, String), Discovered>>);
+pub(crate) struct Resolver {
+    discovered: Mutex<HashMap<(String, String), Discovered>>,
+    /// The last mismatches, by API version, plural and kind.
+    mismatches: Mutex<HashMap<(String, String, String), Mismatch>>,
+}
 
 struct Discovered {
     /// Epoch of the resource's watch at the time of the answer.
@@ -101,9 +111,23 @@ struct Discovered {
     resolved: Resolved,
 }
 
+/// Answer that the apiserver does not serve a target's resource, or serves it with another kind.
+struct Mismatch {
+    /// Epoch of the resource's watch at the time of the answer.
+    epoch: u64,
+    until: Instant,
+    message: String,
+}
+
 impl Resolver {
     fn discovered(&self) -> MutexGuard<'_, HashMap<(String, String), Discovered>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let discovered = self.discovered.lock();
+        discovered.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mismatches(&self) -> MutexGuard<'_, HashMap<(String, String, String), Mismatch>> {
+        let mismatches = self.mismatches.lock();
+        mismatches.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the resource of `target` if it is known without a request.
@@ -129,10 +153,10 @@ impl Resolver {
 
     /// Returns the resource of `target` without any request, `None` if the apiserver must be asked. An earlier answer
     /// counts if it matches and the watch of the resource is still in the same `epoch`: a CRD may have been recreated
-    /// with another scope or kind.
+    /// with another scope or kind. A mismatch counts for [`MISMATCH_TTL`] at most.
     ///
     /// # Errors
-    /// If no answer could make `target` trackable.
+    /// If no answer could make `target` trackable, or the last one was a mismatch.
     pub(crate) fn resolved(
         &self,
         target: &TargetReference,
@@ -156,13 +180,22 @@ impl Resolver {
         {
             return Err(TargetError::Rejected(OWN_KINDS_ARE_NOT_TRACKED));
         }
-        let discovered = self.discovered();
-        let known = discovered
+        let known = self
+            .discovered()
             .get(&(api_version.clone(), plural.clone()))
-            .filter(|known| known.epoch == epoch);
-        Ok(known
+            .filter(|known| known.epoch == epoch)
             .map(|known| known.resolved.clone())
-            .filter(|resolved| resolved.resource.kind == target.kind))
+            .filter(|resolved| resolved.resource.kind == target.kind);
+        if known.is_some() {
+            return Ok(known);
+        }
+        let mismatches = self.mismatches();
+        let mismatch = mismatches
+            .get(&(api_version.clone(), plural.clone(), target.kind.clone()))
+            .filter(|mismatch| mismatch.epoch == epoch && mismatch.until > Instant::now());
+        mismatch.map_or(Ok(None), |mismatch| {
+            Err(TargetError::ResourceMismatch(mismatch.message.clone()))
+        })
     }
 
     /// Returns the resource of `target`, from the apiserver if [`resolved`](Self::resolved) does not know it.
@@ -183,13 +216,22 @@ impl Resolver {
             .clone()
             .zip(target.resource.clone())
             .unwrap_or_default();
-        let resolved = discover(client, &api_version, &plural).await?;
-        if resolved.resource.kind != target.kind {
-            return Err(TargetError::ResourceMismatch(format!(
-                "{plural} of {api_version} are of kind {}, not {}: write target.kind: {}",
-                resolved.resource.kind, target.kind, resolved.resource.kind
-            )));
+        let answer = discover(client, &api_version, &plural).await;
+        let answer = answer.and_then(|resolved| {
+            let kind = &resolved.resource.kind;
+            if *kind == target.kind {
+                return Ok(resolved);
+            }
+            Err(TargetError::ResourceMismatch(format!(
+                "{plural} of {api_version} are of kind {kind}, not {}: write target.kind: {kind}",
+                target.kind
+            )))
+        });
+        if let Err(TargetError::ResourceMismatch(message)) = &answer {
+            let key = (api_version.clone(), plural.clone(), target.kind.clone());
+            self.keep_mismatch(key, epoch, message);
         }
+        let resolved = answer?;
         self.discovered().insert(
             (api_version, plural),
             Discovered {
@@ -198,6 +240,19 @@ impl Resolver {
             },
         );
         Ok(resolved)
+    }
+
+    /// Keeps a mismatch for a while, and removes those that no longer count.
+    fn keep_mismatch(&self, key: (String, String, String), epoch: u64, message: &str) {
+        let now = Instant::now();
+        let mismatch = Mismatch {
+            epoch,
+            until: now + MISMATCH_TTL,
+            message: message.to_owned(),
+        };
+        let mut mismatches = self.mismatches();
+        mismatches.retain(|_, mismatch| mismatch.until > now);
+        mismatches.insert(key, mismatch);
     }
 }
 

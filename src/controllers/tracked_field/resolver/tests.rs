@@ -7,6 +7,7 @@ use http::{Request, Response};
 use kube::client::Body;
 use rstest::rstest;
 use serde_json::json;
+use tokio::time::advance;
 use tower::{BoxError, service_fn};
 
 use super::*;
@@ -94,7 +95,7 @@ async fn untrackable_resource_is_rejected(
     assert_eq!(apiserver.requests(), 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn resource_is_requested_once_while_the_answer_matches() {
     let (apiserver, resolver) = (Apiserver::default(), Resolver::default());
     let client = apiserver.client();
@@ -131,6 +132,7 @@ async fn resource_is_requested_once_while_the_answer_matches() {
     );
 
     // The CRD was deleted and recreated.
+    advance(MISMATCH_TTL).await;
     apiserver.serve("widgets", "Gadget", false);
     assert!(
         !resolver
@@ -145,6 +147,46 @@ async fn resource_is_requested_once_while_the_answer_matches() {
         mismatch.to_string().ends_with("write target.kind: Gadget"),
         "{mismatch}"
     );
+}
+
+#[rstest]
+#[case::no_such_plural("gadgets", "Widget")]
+#[case::other_kind("widgets", "Gadget")]
+#[tokio::test(start_paused = true)]
+async fn mismatch_counts_until_another_epoch_or_for_a_second(
+    #[case] plural: &'static str,
+    #[case] kind: &'static str,
+) {
+    let (apiserver, resolver) = (Apiserver::default(), Resolver::default());
+    let client = apiserver.client();
+    let target = target("example.com/v1", plural, kind);
+    apiserver.serve("widgets", "Widget", true);
+    for (epoch, requests) in [(1, 1), (1, 1), (2, 2), (2, 2)] {
+        let mismatch = resolver.resolve(&client, &target, epoch).await;
+        assert!(
+            matches!(mismatch, Err(TargetError::ResourceMismatch(_))),
+            "{mismatch:?}"
+        );
+        assert_eq!(apiserver.requests(), requests);
+    }
+    apiserver.serve(plural, kind, true);
+    assert!(resolver.resolved(&target, 2).is_err());
+    advance(MISMATCH_TTL).await;
+    resolver.resolve(&client, &target, 2).await.unwrap();
+    assert_eq!(apiserver.requests(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn mismatches_that_no_longer_count_are_removed() {
+    let (apiserver, resolver) = (Apiserver::default(), Resolver::default());
+    let client = apiserver.client();
+    apiserver.serve("widgets", "Widget", true);
+    for number in 0..3 {
+        let target = target("example.com/v1", &format!("gadgets{number}"), "Gadget");
+        assert!(resolver.resolve(&client, &target, 0).await.is_err());
+        advance(MISMATCH_TTL).await;
+    }
+    assert_eq!(resolver.mismatches().len(), 1);
 }
 
 #[tokio::test]

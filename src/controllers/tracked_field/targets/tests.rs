@@ -288,6 +288,52 @@ async fn new_fields_of_one_config_map_share_a_read() {
     assert_eq!(reads.load(Ordering::SeqCst), 1);
 }
 
+/// The CRD of many `TrackedField`s is deleted, and each of them polls.
+#[tokio::test(start_paused = true)]
+async fn many_fields_of_a_missing_resource_share_discovery() {
+    const POLLS: usize = 10;
+    let requests = Arc::new(AtomicUsize::new(0));
+    let service = tower::service_fn({
+        let requests = Arc::clone(&requests);
+        move |request: Request<Body>| {
+            requests.fetch_add(1, Ordering::SeqCst);
+            let (code, answer) = if request.uri().path() == "/apis" {
+                (200, json!({ "kind": "APIGroupList", "groups": [] }))
+            } else {
+                (
+                    404,
+                    json!({ "kind": "Status", "status": "Failure", "message": "", "reason": "NotFound", "code": 404 }),
+                )
+            };
+            let answer = Body::from(serde_json::to_vec(&answer).unwrap());
+            ready(Ok::<_, Infallible>(
+                Response::builder().status(code).body(answer).unwrap(),
+            ))
+        }
+    });
+    let targets = targets(Client::new(service, "a"));
+    let fields: Vec<_> = (0..100)
+        .map(|at| field(&format!("f-{at}"), "job"))
+        .collect();
+    for _ in 0..POLLS {
+        for field in &fields {
+            assert!(matches!(targets.track(field), Ok(None)));
+            assert!(targets.request(field, None));
+        }
+        for field in &fields {
+            let untracked = answer(&targets, field).await.unwrap().unwrap_err();
+            assert_eq!(untracked.waiting.reason(), "ResourceMismatch");
+        }
+        // A poll that begins now needs no request.
+        let untracked = targets.track(&fields[0]).err().unwrap();
+        assert_eq!(untracked.waiting.reason(), "ResourceMismatch");
+        sleep(Duration::from_secs(1)).await;
+    }
+    // Each discovery takes two requests, and the first ones of a poll begin together.
+    let requests = requests.load(Ordering::SeqCst);
+    assert!(requests <= 2 * PER_GROUP * POLLS, "{requests} requests");
+}
+
 #[tokio::test]
 async fn request_whose_resource_is_forgotten_before_the_list_is_not_answered_as_read() {
     let service = tower::service_fn(|_: Request<Body>| {
