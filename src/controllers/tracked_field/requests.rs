@@ -77,6 +77,9 @@ const OBJECTS: usize = 4;
 /// Pause after each read of an object that may be large. Other clients may change the object many times a second.
 pub(super) const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
+/// Pause after a list that failed. The next list answers all requests that arrive meanwhile.
+pub(super) const FAILED_LIST_PERIOD: Duration = Duration::from_secs(1);
+
 /// Maximum number of objects of a resource that are read one by one; more are read with one list.
 pub(crate) const MAX_SINGLE_READS: usize = 32;
 

@@ -29,7 +29,8 @@ use super::field::Selectors;
 use super::follower::FollowIdentity;
 use super::grants::{Grant, Grants};
 use super::requests::{
-    Answer, MAX_SINGLE_READS, OBJECT_PERIOD, RequestGroup, TargetRequests, TrackError, unreadable,
+    Answer, FAILED_LIST_PERIOD, MAX_SINGLE_READS, OBJECT_PERIOD, RequestGroup, TargetRequests,
+    TrackError, unreadable,
 };
 use super::resolver::{Resolved, Resolver, TargetKey, is_watched_by_metadata};
 use super::tracker::{MAX_INLINE_BYTES, ReadTickets, Tracker};
@@ -579,6 +580,7 @@ async fn run_lists(
             // Another request has made the operator forget the resource: the next reconcile asks for it.
             None => Ok(None),
         };
+        let has_failed = read.is_err();
         let leads = targets.tracker.leads();
         let mut woken = Woken::default();
         for (number, object) in requests {
@@ -600,6 +602,9 @@ async fn run_lists(
             if targets.tracker.has_news(&key) {
                 targets.wake(key, &mut woken).await;
             }
+        }
+        if has_failed {
+            sleep(FAILED_LIST_PERIOD).await;
         }
     }
 }

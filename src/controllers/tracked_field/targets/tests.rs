@@ -420,6 +420,40 @@ async fn list_that_fails_is_an_answer_and_the_group_ends(
     }
 }
 
+/// Each follower polls at another time for as long as the operator may not list the resource.
+#[tokio::test(start_paused = true)]
+async fn list_that_fails_is_repeated_once_a_second() {
+    let lists = Arc::new(AtomicUsize::new(0));
+    let service = tower::service_fn({
+        let lists = Arc::clone(&lists);
+        move |_: Request<Body>| {
+            lists.fetch_add(1, Ordering::SeqCst);
+            let answer = json!({ "kind": "Status", "status": "Failure", "message": "denied", "reason": "Forbidden", "code": 403 });
+            let answer = Body::from(serde_json::to_vec(&answer).unwrap());
+            ready(Ok::<_, Infallible>(
+                Response::builder().status(403).body(answer).unwrap(),
+            ))
+        }
+    });
+    let targets = targets_with(Client::new(service, "a"), Duration::ZERO);
+    let fields = many_fields("a");
+    for field in &fields {
+        targets.follow(field);
+    }
+    // Several polls for each list.
+    for field in &fields {
+        let (tracked, _) = targets.target(field).unwrap().unwrap();
+        assert!(targets.request(field, Some(&tracked)));
+        sleep(FAILED_LIST_PERIOD / 10).await;
+    }
+    for field in &fields {
+        let untracked = answer(&targets, field).await.unwrap().unwrap_err();
+        assert_eq!(untracked.waiting.reason(), "Forbidden");
+    }
+    let lists = lists.load(Ordering::SeqCst);
+    assert!(lists <= fields.len() / 5, "{lists} lists");
+}
+
 #[tokio::test(start_paused = true)]
 async fn few_followers_are_woken_until_they_take_their_answers() {
     let service = tower::service_fn(|_: Request<Body>| {
