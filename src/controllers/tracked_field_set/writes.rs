@@ -397,7 +397,7 @@ mod tests {
         let mut plan = empty_plan();
         let same = chosen(&suspended, &mut plan);
         assert!(same.writes.is_empty());
-        assert_eq!(same.matching, [key.clone()]);
+        assert_eq!(same.matching, std::slice::from_ref(&key));
         let known = chosen(&suspended, &mut plan);
         assert!(known.writes.is_empty() && known.matching.is_empty());
 
