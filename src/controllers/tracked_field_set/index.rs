@@ -533,16 +533,14 @@ impl SetIndex {
 }
 
 impl Selected {
-    /// Remembers a resource whose labels no longer match. Beyond the limit, forgets the oldest one, because old resources
+    /// Remembers a resource whose labels no longer match. Beyond the limit, forgets the older half, because old resources
     /// never count as new.
     fn remember(&mut self, key: ObjectKey, target: Target) {
         self.former.insert(key, target);
         if self.former.len() > MAX_FORMER {
-            let former = self.former.iter();
-            let oldest = former.min_by_key(|(_, target)| target.created);
-            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
-                self.former.remove(&oldest);
-            }
+            let mut times: Vec<_> = self.former.values().map(|it| it.created).collect();
+            let (_, median, _) = times.select_nth_unstable(MAX_FORMER / 2);
+            self.former.retain(|_, target| target.created > *median);
         }
     }
 
@@ -891,13 +889,20 @@ mod tests {
     #[test]
     fn resources_that_no_longer_match_are_bounded() {
         let fixture = Fixture::new(of_web());
-        for number in 0..=MAX_FORMER {
-            let path = format!("shop/{number}");
-            fixture.show(&path, 1, &web());
-            fixture.show(&path, 2, &json!({}));
+        let mut selected = fixture.sets.state().sets.remove(&set()).unwrap();
+        for second in 0..=MAX_FORMER {
+            let created = i64::try_from(second).unwrap();
+            let target = Target {
+                version: 1,
+                created: Timestamp::from_second(created).ok(),
+                from_namespace_change: false,
+                had_children: Vec::new(),
+            };
+            selected.remember(ObjectKey::new("shop", &second.to_string()), target);
         }
-        let state = fixture.sets.state();
-        assert_eq!(state.sets[&set()].former.len(), MAX_FORMER);
+        assert_eq!(selected.former.len(), MAX_FORMER / 2);
+        let newest = ObjectKey::new("shop", &MAX_FORMER.to_string());
+        assert!(selected.former.contains_key(&newest));
     }
 
     /// The watch may lag behind the list of a reconcile.
