@@ -323,8 +323,8 @@ fn template_text_is_replaced_by_the_default_text_first() {
     assert_eq!(queue.record("a", &[]), failed("1", Forbidden));
 }
 
-#[test]
-fn another_message_goes_between_two_failed_entries() {
+/// Returns a queue of the entries `a`, `b` and `c`, each of another `TrackedField` and refused for this reason.
+fn with_three_refused(reason: Refusal) -> TestQueue {
     let mut queue = TestQueue::open();
     queue.configure("p", InitialState::Probe, another());
     for name in ["a", "b", "c"] {
@@ -332,9 +332,15 @@ fn another_message_goes_between_two_failed_entries() {
     }
     for name in ["a", "b", "c"] {
         let request = queue.expect(&[name]);
-        queue.refuse(&request, Gone);
+        queue.refuse(&request, reason);
         queue.wait_for_retry();
     }
+    queue
+}
+
+#[test]
+fn another_message_goes_between_two_failed_entries() {
+    let mut queue = with_three_refused(Gone);
     queue.enqueue("d", &["d"]);
     let request = queue.expect(&["d"]);
     queue.accept(&request, 1);
@@ -362,16 +368,7 @@ fn another_message_goes_between_two_failed_entries() {
 #[test]
 fn accepted_test_message_costs_one_entry_of_one_tracked_field() {
     for reason in [Rejected, Gone] {
-        let mut queue = TestQueue::open();
-        queue.configure("p", InitialState::Probe, another());
-        for name in ["a", "b", "c"] {
-            queue.enqueue(name, &[name]);
-        }
-        for name in ["a", "b", "c"] {
-            let request = queue.expect(&[name]);
-            queue.refuse(&request, reason);
-            queue.wait_for_retry();
-        }
+        let mut queue = with_three_refused(reason);
         queue.queues.request_test(&key("p"), "1", queue.now);
         let request = queue.expect(&[]);
         queue.accept(&request, 0);
