@@ -23,10 +23,8 @@ impl ConfigMapSyncs {
         &self,
         cx: &mut Context<ConfigMapSync>,
     ) -> Result<Option<Outcome>> {
-        let (copies, forbidden) = match self.list_copies(cx).await {
-            Ok(listed) => listed,
-            Err(error) => return Err(Error::api("the copies could not be listed")(error)),
-        };
+        let listed = self.list_copies(cx).await;
+        let (copies, forbidden) = listed.map_err(Error::api("the copies could not be listed"))?;
         let CopyTotals {
             has_written,
             problems,
