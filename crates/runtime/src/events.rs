@@ -3,7 +3,8 @@
 //! Each Event is written separately. kube's `Recorder` would merge all Events of one reason into a series with the
 //! first note; publishers here emit an Event only if its note is new.
 
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -11,14 +12,15 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, warn};
 
 use super::drain::InFlight;
 use super::write::is_terminating;
 
-/// Maximum number of Events that wait for their write; further Events are dropped with a warning in the log.
+/// Maximum number of Events that wait for their write. A further Event makes the queue drop the newest one of the
+/// namespace with most, with a warning in the log.
 const QUEUE_SIZE: usize = 1024;
 /// The API's limit of an Event's note, in bytes.
 const MAX_NOTE: usize = 1024;
@@ -32,8 +34,7 @@ const MAX_NAME: usize = 57;
 pub struct Events {
     reporter: Arc<str>,
     instance: Arc<str>,
-    /// Events that wait for their write, each with the token for which a shutdown waits.
-    queue: mpsc::Sender<(Box<Event>, TaskTrackerToken)>,
+    queue: Arc<EventQueue>,
     in_flight: InFlight,
 }
 
@@ -45,31 +46,8 @@ impl Events {
         reporter: &str,
         instance: &str,
     ) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let (queue, mut queued) = mpsc::channel::<(Box<Event>, _)>(QUEUE_SIZE);
-        let write = async move {
-            while let Some((event, _token)) = queued.recv().await {
-                let api = Api::namespaced(
-                    client.clone(),
-                    event.metadata.namespace.as_deref().unwrap_or("default"),
-                );
-                if let Err(error) = api.create(&PostParams::default(), event.as_ref()).await {
-                    if is_namespace_terminating(&error) {
-                        debug!(
-                            reason = event.reason,
-                            "an Event was not written: its namespace is being deleted"
-                        );
-                        continue;
-                    }
-                    warn!(
-                        reason = event.reason,
-                        error = &error as &dyn std::error::Error,
-                        "an Event was not written"
-                    );
-                }
-            }
-            // All publishers are dropped, so the process is ending.
-            std::future::pending::<()>().await;
-        };
+        let queue = Arc::<EventQueue>::default();
+        let write = write_events(client, Arc::clone(&queue));
         (
             Self {
                 reporter: reporter.into(),
@@ -126,8 +104,116 @@ impl Events {
             ..Event::default()
         };
         let queued = (Box::new(event), self.in_flight.token());
-        if self.queue.try_send(queued).is_err() {
-            warn!(reason, "dropped an Event; too many Events are waiting");
+        if let Some((dropped, _)) = self.queue.push(queued) {
+            warn!(
+                namespace = dropped.metadata.namespace,
+                reason = dropped.reason,
+                "dropped an Event; too many Events are waiting"
+            );
+        }
+    }
+}
+
+/// Event that waits for its write, with the token for which a shutdown waits.
+type QueuedEvent = (Box<Event>, TaskTrackerToken);
+
+/// Queue between the publishers and the writer.
+#[derive(Default)]
+struct EventQueue {
+    waiting: Mutex<WaitingEvents>,
+    added: Notify,
+}
+
+impl EventQueue {
+    fn waiting(&self) -> MutexGuard<'_, WaitingEvents> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an Event. Returns the one that is dropped if the queue is full.
+    fn push(&self, event: QueuedEvent) -> Option<QueuedEvent> {
+        let dropped = self.waiting().push(event);
+        self.added.notify_one();
+        dropped
+    }
+
+    /// Waits for the next Event and takes it.
+    async fn next(&self) -> QueuedEvent {
+        loop {
+            let next = self.waiting().pop();
+            if let Some(event) = next {
+                return event;
+            }
+            self.added.notified().await;
+        }
+    }
+}
+
+/// Waiting Events. Their namespaces take turns, so that a namespace with many delays and displaces its own only.
+#[derive(Default)]
+struct WaitingEvents {
+    by_namespace: HashMap<String, VecDeque<QueuedEvent>>,
+    /// Namespaces with Events, in the order of their turns.
+    turns: VecDeque<String>,
+    count: usize,
+}
+
+impl WaitingEvents {
+    fn push(&mut self, event: QueuedEvent) -> Option<QueuedEvent> {
+        let namespace = event.0.metadata.namespace.clone().unwrap_or_default();
+        let mut dropped = None;
+        if self.count == QUEUE_SIZE {
+            let own = self.by_namespace.get(&namespace).map_or(0, VecDeque::len);
+            let most = self.by_namespace.values_mut().max_by_key(|all| all.len());
+            let Some(most) = most.filter(|all| all.len() > own + 1) else {
+                return Some(event);
+            };
+            dropped = most.pop_back();
+            self.count -= 1;
+        }
+        let all = self.by_namespace.entry(namespace.clone()).or_default();
+        if all.is_empty() {
+            self.turns.push_back(namespace);
+        }
+        all.push_back(event);
+        self.count += 1;
+        dropped
+    }
+
+    fn pop(&mut self) -> Option<QueuedEvent> {
+        let namespace = self.turns.pop_front()?;
+        let all = self.by_namespace.get_mut(&namespace)?;
+        let event = all.pop_front();
+        if all.is_empty() {
+            self.by_namespace.remove(&namespace);
+        } else {
+            self.turns.push_back(namespace);
+        }
+        self.count -= 1;
+        event
+    }
+}
+
+/// Writes the Events of the queue, one at a time.
+async fn write_events(client: Client, queue: Arc<EventQueue>) {
+    loop {
+        let (event, _token) = queue.next().await;
+        let api = Api::namespaced(
+            client.clone(),
+            event.metadata.namespace.as_deref().unwrap_or("default"),
+        );
+        if let Err(error) = api.create(&PostParams::default(), event.as_ref()).await {
+            if is_namespace_terminating(&error) {
+                debug!(
+                    reason = event.reason,
+                    "an Event was not written: its namespace is being deleted"
+                );
+                continue;
+            }
+            warn!(
+                reason = event.reason,
+                error = &error as &dyn std::error::Error,
+                "an Event was not written"
+            );
         }
     }
 }
@@ -146,6 +232,7 @@ mod tests {
     use http::{Method, Request, Response};
     use kube::client::Body;
     use serde_json::json;
+    use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
     use tower::{BoxError, service_fn};
 
@@ -257,6 +344,30 @@ mod tests {
             .map(|(_, _, event)| event.type_.clone().unwrap())
             .collect();
         assert_eq!(types, ["Warning", "Warning", "Normal"]);
+    }
+
+    #[tokio::test]
+    async fn namespace_with_many_events_displaces_none_of_another() {
+        let publish = |events: &Events| {
+            let crowd = ObjectReference {
+                namespace: Some("crowd".into()),
+                ..regarding("web")
+            };
+            for number in 0..QUEUE_SIZE + 10 {
+                events.normal(crowd.clone(), "Test", "Ready", number.to_string());
+            }
+            events.normal(regarding("web"), "Test", "Ready", "shop".into());
+        };
+        let written = written(publish, QUEUE_SIZE).await;
+        let notes: Vec<_> = written
+            .into_iter()
+            .map(|(_, _, event)| event.note.unwrap())
+            .collect();
+        let mut expected: Vec<_> = (0..QUEUE_SIZE - 1)
+            .map(|number| number.to_string())
+            .collect();
+        expected.insert(1, "shop".into());
+        assert_eq!(notes, expected, "the newest of the crowd are dropped");
     }
 
     #[test]
