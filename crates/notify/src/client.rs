@@ -162,6 +162,7 @@ impl HttpSender {
             base: &self.telegram_api,
             timeout: self.attempt_timeout,
             rate_limiter: &self.rate_limiter,
+            namespace: content.namespace(),
             check_lease: &check_lease,
         };
         request.send(chat, &text, carried).await.map_err(failed)
@@ -264,9 +265,9 @@ impl HttpSender {
 }
 
 impl Transport for HttpSender {
-    async fn acquire(&self, endpoint: &Endpoint) {
+    async fn acquire(&self, endpoint: &Endpoint, namespace: &str) {
         if let Endpoint::Telegram(chat) = endpoint {
-            self.rate_limiter.acquire(&chat.key()).await;
+            self.rate_limiter.acquire(&chat.key(), namespace).await;
         }
     }
 

@@ -20,6 +20,7 @@ mod redactor;
 pub mod resolve;
 mod response;
 mod result;
+mod semaphores;
 pub mod telegram;
 pub mod webhook;
 pub mod when;
@@ -48,9 +49,9 @@ impl Endpoint {
 
 /// Sender of requests. [`client::HttpSender`] is the real sender; tests of the queue use fakes.
 pub trait Transport: Send + Sync + 'static {
-    /// Waits until the rate limit of this endpoint's receiver, which all its contact points share, allows one request,
-    /// and counts that request.
-    fn acquire(&self, endpoint: &Endpoint) -> impl Future<Output = ()> + Send;
+    /// Waits until the rate limit of this endpoint's receiver, which all its contact points share, allows one request
+    /// of a contact point in `namespace`, and counts that request.
+    fn acquire(&self, endpoint: &Endpoint, namespace: &str) -> impl Future<Output = ()> + Send;
 
     /// Renders `content` for `endpoint` and sends one request. Waits only for the rate limit of a supergroup that
     /// replaced the chat. A `plain` request uses no `TrackedField`'s template; a webhook's `body` stays, because the

@@ -6,11 +6,14 @@
 //! at the end of one minute, would refill in the next.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use qm_api::contact_point::ChatId;
-use tokio::time::Instant;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep_until};
+
+use super::semaphores::semaphore_of;
 
 /// Longest pause that is safe to add to an instant: a hundred years. `SenderConfig::max_retry_after` limits the pause
 /// that a webhook may ask for.
@@ -96,6 +99,12 @@ impl TokenLog {
 
     /// Returns the earliest instant, `now` or later, at which a request to `key` respects all limits.
     pub(crate) fn next_allowed(&self, key: &ChatKey, now: Instant) -> Instant {
+        self.allowed_by_chat(key, now)
+            .max(self.allowed_by_token(key, now))
+    }
+
+    /// Returns the earliest instant, `now` or later, at which a request to `key` respects the limits of its chat.
+    fn allowed_by_chat(&self, key: &ChatKey, now: Instant) -> Instant {
         let mut at = now;
         if let Some(chat) = self.chats.get(key) {
             at = at
@@ -105,10 +114,14 @@ impl TokenLog {
                 at = at.max(allowed_at(&chat.sent, self.limits.group, now));
             }
         }
-        match self.tokens.get(&key.token) {
-            Some(sent) => at.max(allowed_at(sent, self.limits.token, now)),
-            None => at,
-        }
+        at
+    }
+
+    /// Returns the earliest instant, `now` or later, at which a request to `key` respects the limit of its token.
+    fn allowed_by_token(&self, key: &ChatKey, now: Instant) -> Instant {
+        self.tokens.get(&key.token).map_or(now, |sent| {
+            allowed_at(sent, self.limits.token, now).max(now)
+        })
     }
 
     /// Records a request to `key` at `now`.
@@ -173,30 +186,58 @@ fn push(sent: &mut VecDeque<Instant>, now: Instant, kept: usize) {
     }
 }
 
+/// A token, and a namespace whose requests use it; `None` for the requests of all namespaces.
+type TurnKey = ([u8; 32], Option<String>);
+
 /// Rate limiter of all tokens.
-#[derive(Debug, Default)]
-pub(crate) struct TelegramRateLimiter(Mutex<TokenLog>);
+#[derive(Debug)]
+pub(crate) struct TelegramRateLimiter {
+    log: Mutex<TokenLog>,
+    /// Semaphores of one permit, each for the next request.
+    turns: Mutex<HashMap<TurnKey, Weak<Semaphore>>>,
+}
 
 impl TelegramRateLimiter {
     /// Creates a rate limiter without any request.
     pub fn new(limits: TelegramLimits) -> Self {
-        Self(Mutex::new(TokenLog::new(limits)))
+        Self {
+            log: Mutex::new(TokenLog::new(limits)),
+            turns: Mutex::default(),
+        }
     }
 
-    /// Waits until the limits allow one request to `key`, and records that request. A cancelled wait records nothing.
-    pub async fn acquire(&self, key: &ChatKey) {
+    /// Waits until the limits allow one request of `namespace` to `key`, and records that request. The namespaces whose
+    /// requests wait for the limit of a token take turns. A cancelled wait records nothing.
+    pub async fn acquire(&self, key: &ChatKey, namespace: &str) {
         loop {
-            let at = {
-                let mut log = self.lock();
-                let now = Instant::now();
-                let at = log.next_allowed(key, now);
-                if at <= now {
-                    return log.record(key, now);
-                }
-                at
-            };
-            tokio::time::sleep_until(at).await;
+            let now = Instant::now();
+            let at = self.lock().allowed_by_chat(key, now);
+            if at > now {
+                // The wait may take hours, so the request takes no turn yet.
+                sleep_until(at).await;
+                continue;
+            }
+            // Semaphores are fair, and only one request of each namespace at a time waits for that of the token.
+            let (of_namespace, of_token) = (self.turn(key, Some(namespace)), self.turn(key, None));
+            let _first_of_namespace = of_namespace.acquire().await;
+            let _first_of_token = of_token.acquire().await;
+            let now = Instant::now();
+            let at = self.lock().allowed_by_token(key, now);
+            if at > now {
+                sleep_until(at).await;
+            }
+            let (mut log, now) = (self.lock(), Instant::now());
+            // Another request may have used the chat meanwhile.
+            if log.next_allowed(key, now) <= now {
+                return log.record(key, now);
+            }
         }
+    }
+
+    /// Returns the semaphore of a namespace for the token, or that of the token.
+    fn turn(&self, key: &ChatKey, namespace: Option<&str>) -> Arc<Semaphore> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        semaphore_of(&mut turns, (key.token, namespace.map(str::to_owned)), 1)
     }
 
     /// Allows no request to `key` for this time.
@@ -206,15 +247,13 @@ impl TelegramRateLimiter {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, TokenLog> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use std::sync::Arc;
 
     use proptest::prelude::*;
 
@@ -284,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn token_allows_thirty_requests_per_second_over_all_chats() {
+    fn allowed_by_token_thirty_requests_per_second_over_all_chats() {
         let keys: Vec<_> = (1..=100).map(|chat| key(1, chat)).collect();
         assert_eq!(most_in_any(Duration::from_secs(1), &flood(&keys, 300)), 30);
         // Each token has separate limits.
@@ -340,7 +379,7 @@ mod tests {
             .map(|_| {
                 let limiter = Arc::clone(&limiter);
                 tokio::spawn(async move {
-                    limiter.acquire(&key(1, 7)).await;
+                    limiter.acquire(&key(1, 7), "shop").await;
                     start.elapsed()
                 })
             })
@@ -355,13 +394,39 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn namespace_with_many_requests_does_not_delay_another() {
+        let (limiter, start) = (Arc::new(TelegramRateLimiter::new(LIMITS)), Instant::now());
+        for chat in 0..300 {
+            let limiter = Arc::clone(&limiter);
+            tokio::spawn(async move { limiter.acquire(&key(1, chat), "crowd").await });
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        limiter.acquire(&key(1, 300), "shop").await;
+        assert!(start.elapsed() < LIMITS.token.window * 2, "300 take 10 s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn paused_chat_delays_no_other_chat_of_its_namespace() {
+        let limiter = Arc::new(TelegramRateLimiter::new(LIMITS));
+        limiter.pause(&key(1, 7), Duration::from_hours(1));
+        let (shared, start) = (Arc::clone(&limiter), Instant::now());
+        let paused = tokio::spawn(async move { shared.acquire(&key(1, 7), "shop").await });
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        limiter.acquire(&key(1, 8), "shop").await;
+        assert!(start.elapsed() < LIMITS.chat.window && !paused.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn pause_of_any_length_does_not_overflow() {
         let limiter = TelegramRateLimiter::new(LIMITS);
         limiter.pause(&key(1, 7), Duration::from_secs(u64::MAX));
         assert!(
-            tokio::time::timeout(Duration::from_hours(24), limiter.acquire(&key(1, 7)))
-                .await
-                .is_err()
+            tokio::time::timeout(
+                Duration::from_hours(24),
+                limiter.acquire(&key(1, 7), "shop")
+            )
+            .await
+            .is_err()
         );
     }
 

@@ -24,6 +24,8 @@ use hickory_resolver::{Hosts, Resolver};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
+use super::semaphores::semaphore_of;
+
 /// Function that looks up the addresses of a name; tests replace it.
 pub(crate) type AddressLookup = Arc<
     dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>
@@ -303,21 +305,12 @@ impl Names {
     }
 
     async fn acquire(&self, namespace: &Arc<str>) -> Result<OwnedSemaphorePermit, AcquireError> {
-        let permits = {
-            let mut state = self.state();
-            state
-                .namespaces
-                .retain(|_, permits| permits.strong_count() > 0);
-            let known = state.namespaces.get(namespace).and_then(Weak::upgrade);
-            known.unwrap_or_else(|| {
-                let permits = Arc::new(Semaphore::new(LOOKUPS_PER_NAMESPACE));
-                state
-                    .namespaces
-                    .insert(Arc::clone(namespace), Arc::downgrade(&permits));
-                permits
-            })
-        };
-        permits.acquire_owned().await
+        let semaphore = semaphore_of(
+            &mut self.state().namespaces,
+            Arc::clone(namespace),
+            LOOKUPS_PER_NAMESPACE,
+        );
+        semaphore.acquire_owned().await
     }
 
     /// Joins the lookup of `name`, or starts one that keeps `permit` until its end, even if every request for the name

@@ -119,6 +119,8 @@ pub(super) struct TelegramRequest<'a> {
     pub(super) base: &'a reqwest::Url,
     pub(super) timeout: Duration,
     pub(super) rate_limiter: &'a TelegramRateLimiter,
+    /// Namespace of the contact point.
+    pub(super) namespace: &'a str,
     pub(super) check_lease: &'a (dyn Fn() -> Result<(), SendError> + Sync),
 }
 
@@ -135,7 +137,7 @@ impl TelegramRequest<'_> {
             SendMessageReply::Migrated(to) => {
                 let chat = chat.migrated(to);
                 // The supergroup has its own rate limit.
-                self.rate_limiter.acquire(&chat.key()).await;
+                self.rate_limiter.acquire(&chat.key(), self.namespace).await;
                 (self.post(&chat, text).await?, Some(to))
             }
             reply => (reply, None),

@@ -88,7 +88,7 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &ObjectKey, changed:
     let Some((endpoint, revision)) = endpoint else {
         return;
     };
-    let mut permit = std::pin::pin!(outbox.transport.acquire(&endpoint));
+    let mut permit = std::pin::pin!(outbox.transport.acquire(&endpoint, &point.namespace));
     loop {
         tokio::select! {
             biased;
@@ -277,7 +277,7 @@ mod tests {
     }
 
     impl Transport for FakeHangingTransport {
-        async fn acquire(&self, _: &Endpoint) {}
+        async fn acquire(&self, _: &Endpoint, _: &str) {}
 
         async fn send(
             &self,

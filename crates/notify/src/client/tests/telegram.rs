@@ -116,8 +116,9 @@ async fn retry_after_of_telegram_has_no_cap() {
         "{result:?}"
     );
     // The pause applies to that chat for all contact points, and to no other chat.
-    sender.acquire(&chat(8)).await;
-    let waited = tokio::time::timeout(Duration::from_millis(200), sender.acquire(&chat(7))).await;
+    sender.acquire(&chat(8), "team").await;
+    let waited =
+        tokio::time::timeout(Duration::from_millis(200), sender.acquire(&chat(7), "team")).await;
     assert!(waited.is_err());
 }
 
@@ -229,8 +230,8 @@ async fn rate_limit_of_the_supergroup_applies_after_a_migration() {
     assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Sent");
     assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Retry");
     assert!(start.elapsed() >= window, "one request in each window");
-    sender.acquire(&chat(-7)).await;
-    let waited = tokio::time::timeout(2 * window, sender.acquire(&chat(TO))).await;
+    sender.acquire(&chat(-7), "team").await;
+    let waited = tokio::time::timeout(2 * window, sender.acquire(&chat(TO), "team")).await;
     assert!(waited.is_err(), "the chat asked for a pause");
 }
 
@@ -250,13 +251,13 @@ async fn rate_limit_is_shared_by_chats_and_not_used_by_webhooks() {
     });
     let start = Instant::now();
     for _ in 0..3 {
-        sender.acquire(&chat(7)).await;
+        sender.acquire(&chat(7), "team").await;
     }
     assert!(start.elapsed() >= 2 * window);
     let webhook = webhook(parts("http://x/"));
     let start = Instant::now();
     for _ in 0..100 {
-        sender.acquire(&webhook).await;
+        sender.acquire(&webhook, "team").await;
     }
     assert!(start.elapsed() < window);
 }

@@ -205,7 +205,7 @@ fn contact_point_is_affected_when_its_last_entry_is_removed_in_flight() {
 struct FakeHangingTransport;
 
 impl Transport for FakeHangingTransport {
-    async fn acquire(&self, _: &Endpoint) {}
+    async fn acquire(&self, _: &Endpoint, _: &str) {}
 
     async fn send(
         &self,

@@ -1,0 +1,23 @@
+//! Semaphores by key, such as one of each namespace.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Weak};
+
+use tokio::sync::Semaphore;
+
+/// Returns the semaphore of `key`. A new one has this number of permits, and lasts as long as a task waits for a permit
+/// or holds one.
+pub(crate) fn semaphore_of<K: Eq + Hash>(
+    semaphores: &mut HashMap<K, Weak<Semaphore>>,
+    key: K,
+    permits: usize,
+) -> Arc<Semaphore> {
+    semaphores.retain(|_, semaphore| semaphore.strong_count() > 0);
+    if let Some(known) = semaphores.get(&key).and_then(Weak::upgrade) {
+        return known;
+    }
+    let semaphore = Arc::new(Semaphore::new(permits));
+    semaphores.insert(key, Arc::downgrade(&semaphore));
+    semaphore
+}
