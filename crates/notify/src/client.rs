@@ -19,6 +19,10 @@ use super::webhook::event::CloudEvent;
 use super::webhook::{self, Quote, Tls, WebhookEndpoint};
 use super::{Endpoint, MessageContent, Refusal, SendError, SendFailure, SendReceipt, Transport};
 
+/// Time for which an unused connection to a webhook stays open. Each host has connections of its own, and tenants may
+/// name a new host with each message. The time suffices for messages that follow each other.
+const WEBHOOK_IDLE: Duration = Duration::from_secs(2);
+
 /// Configuration of an [`HttpSender`].
 #[derive(Clone)]
 pub struct SenderConfig {
@@ -233,7 +237,7 @@ impl HttpSender {
     }
 
     fn webhook_client(&self) -> reqwest::ClientBuilder {
-        let builder = base_client().no_proxy();
+        let builder = base_client().no_proxy().pool_idle_timeout(WEBHOOK_IDLE);
         if let Some(proxy) = &self.proxy {
             return builder.proxy(proxy.clone());
         }

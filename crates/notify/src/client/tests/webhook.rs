@@ -411,6 +411,28 @@ async fn request_over_an_open_connection_is_as_public_as_the_lookup_before_it() 
     );
 }
 
+/// Tenants may name any number of hosts, each with connections of its own.
+#[tokio::test]
+async fn unused_connection_to_a_webhook_is_closed_within_seconds() {
+    let connections = Arc::new(AtomicU16::new(0));
+    let count = Arc::clone(&connections);
+    let server = raw(move |mut stream| {
+        count.fetch_add(1, Ordering::SeqCst);
+        while stream.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {
+            let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    });
+    let sender = sender(config());
+    let webhook = webhook(parts(&format!("http://{server}")));
+    assert_eq!(kind(&sender.send(&webhook, TEST, false).await), "Sent");
+    // The paused clock advances only after every task has done its work.
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::resume();
+    assert_eq!(kind(&sender.send(&webhook, TEST, false).await), "Sent");
+    assert_eq!(connections.load(Ordering::SeqCst), 2);
+}
+
 /// A closed port, a server without a response, one that hangs up and one that speaks no HTTP yield the same message.
 #[tokio::test]
 async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
