@@ -102,6 +102,8 @@ fn install_tls() -> anyhow::Result<()> {
 }
 
 async fn run(config: RunConfig) -> anyhow::Result<()> {
+    #[cfg(target_os = "linux")]
+    qm_runtime::open_files::raise_limit();
     let stop = signals::stop()?;
     let kubernetes = cluster::current().await?;
     let metrics = metrics::Metrics::new(&PROGRAM);

@@ -40,6 +40,8 @@ pub mod metrics;
 pub mod metrics_server;
 pub mod nesting;
 pub mod objects;
+#[cfg(target_os = "linux")]
+pub mod open_files;
 pub mod outcome;
 mod own_writes;
 pub mod ownership;
