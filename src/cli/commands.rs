@@ -367,7 +367,7 @@ pub struct AdoptArgs {
     pub(crate) scope: ScopeArgs,
     /// Adopt only for these owners of one namespace, such as cmsync/settings, myapp/web or mying/web
     #[arg(value_name = "KIND/NAME", value_parser = parse_adopter, requires = "namespace", conflicts_with = "all_namespaces")]
-    pub(crate) resources: Vec<ResourceArg>,
+    pub(crate) owners: Vec<OwnerArg>,
     /// Allow the listed adoptions; one that may change its object also needs KIND/NAME
     #[arg(short, long)]
     pub(crate) yes: bool,
@@ -409,15 +409,15 @@ pub struct UninstallArgs {
     pub(crate) stalled_after: Duration,
 }
 
-/// A resource that the user names.
+/// An owner that the user names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ResourceArg {
+pub(crate) struct OwnerArg {
     /// Kind as the API spells it.
     pub(crate) kind: String,
     pub(crate) name: String,
 }
 
-impl fmt::Display for ResourceArg {
+impl fmt::Display for OwnerArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.kind.to_lowercase(), self.name)
     }
@@ -438,12 +438,12 @@ fn parse_kind<K: CustomResourceExt>(word: &str) -> Option<String> {
 }
 
 /// Parses `cmsync/NAME`, `myapp/NAME` or `mying/NAME`.
-fn parse_adopter(text: &str) -> Result<ResourceArg, String> {
+fn parse_adopter(text: &str) -> Result<OwnerArg, String> {
     let named = text.split_once('/').and_then(|(word, name)| {
         let kind = parse_kind::<ConfigMapSync>(word)
             .or_else(|| parse_kind::<MyApp>(word))
             .or_else(|| parse_kind::<MyIngress>(word));
-        Some(ResourceArg {
+        Some(OwnerArg {
             kind: kind?,
             name: parse::object(name)?,
         })

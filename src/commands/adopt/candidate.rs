@@ -69,11 +69,11 @@ impl Candidate {
     }
 
     /// Returns the owner as the command line takes it: `KIND/NAME`.
-    pub(super) fn resource(&self) -> String {
+    pub(super) fn owner_arg(&self) -> String {
         format!("{}/{}", self.owner.kind().to_lowercase(), self.owner.name())
     }
 
     pub(super) fn owner_title(&self) -> String {
-        format!("{} in {}", self.resource(), self.owner.namespace())
+        format!("{} in {}", self.owner_arg(), self.owner.namespace())
     }
 }

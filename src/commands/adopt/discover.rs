@@ -51,9 +51,9 @@ impl Adopt<'_> {
     where
         K: Kind + Resource<Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
-        let named = self.args.resources.iter();
+        let named = self.args.owners.iter();
         let named: Vec<_> = named.filter(|it| it.kind == K::kind(&())).collect();
-        if named.is_empty() && !self.args.resources.is_empty() {
+        if named.is_empty() && !self.args.owners.is_empty() {
             return Ok(Default::default());
         }
         let namespace = self.args.scope.namespace();

@@ -8,7 +8,7 @@ use super::classify::Adoptability;
 use crate::cli::commands::AdoptArgs;
 use crate::commands::printer::{Cell, Printer, count};
 
-/// Rejects objects that several resources need: the user has to name the one that adopts the object.
+/// Rejects objects that several owners need: the user has to name the one that adopts the object.
 pub(super) fn reject_contested(candidates: &mut [Candidate]) {
     let mut owners: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for candidate in candidates.iter().filter(|it| is_adoptable(it)) {
@@ -33,36 +33,36 @@ fn is_adoptable(candidate: &Candidate) -> bool {
     )
 }
 
-/// Returns the objects whose adoption to allow, and those that may change and whose resources the user has not named.
+/// Returns the objects whose adoption to allow, and those that may change and whose owners the user has not named.
 pub(super) fn partition<'a>(
     candidates: &'a [Candidate],
     args: &AdoptArgs,
 ) -> (Vec<&'a Candidate>, Vec<&'a Candidate>) {
     let stays = |it: &Candidate| matches!(it.adoptability, Adoptability::Adoptable(_));
     let candidates = candidates.iter().filter(|it| is_adoptable(it));
-    candidates.partition(|it| stays(it) || !args.resources.is_empty())
+    candidates.partition(|it| stays(it) || !args.owners.is_empty())
 }
 
 /// Returns the line with the command that allows the adoptions of the plan.
 pub(super) fn adoptable(number: usize, args: &AdoptArgs) -> String {
-    let resources = args.resources.iter().map(ToString::to_string);
+    let owners = args.owners.iter().map(ToString::to_string);
     format!(
         "{} be adopted: {}",
         count(number, "object can", "objects can"),
-        command(args, args.scope.namespace(), resources)
+        command(args, args.scope.namespace(), owners)
     )
 }
 
-/// Returns a line for each namespace, with the command that names the resources of the objects that adoption changes.
+/// Returns a line for each namespace, with the command that names the owners of the objects that adoption changes.
 pub(super) fn to_be_named(unnamed: &[&Candidate], args: &AdoptArgs) -> Vec<String> {
     let mut namespaces: BTreeMap<&str, (usize, BTreeSet<String>)> = BTreeMap::new();
     for candidate in unnamed {
         let namespace = candidate.owner.namespace();
-        let (number, resources) = namespaces.entry(namespace).or_default();
+        let (number, owners) = namespaces.entry(namespace).or_default();
         *number += 1;
-        resources.insert(candidate.resource());
+        owners.insert(candidate.owner_arg());
     }
-    let line = |(namespace, (number, resources)): (&str, (usize, BTreeSet<String>))| {
+    let line = |(namespace, (number, owners)): (&str, (usize, BTreeSet<String>))| {
         format!(
             "{}: {}",
             count(
@@ -70,7 +70,7 @@ pub(super) fn to_be_named(unnamed: &[&Candidate], args: &AdoptArgs) -> Vec<Strin
                 "object may change on adoption, so name its owner",
                 "objects may change on adoption, so name their owners"
             ),
-            command(args, Some(namespace), resources.into_iter())
+            command(args, Some(namespace), owners.into_iter())
         )
     };
     namespaces.into_iter().map(line).collect()
@@ -79,13 +79,13 @@ pub(super) fn to_be_named(unnamed: &[&Candidate], args: &AdoptArgs) -> Vec<Strin
 fn command(
     args: &AdoptArgs,
     namespace: Option<&str>,
-    resources: impl Iterator<Item = String>,
+    owners: impl Iterator<Item = String>,
 ) -> String {
     let command = "quartermaster adopt --yes".to_owned();
     let namespace = namespace.map(|namespace| format!("-n {namespace}"));
     let parts: Vec<_> = [command]
         .into_iter()
-        .chain(resources)
+        .chain(owners)
         .chain(namespace)
         .collect();
     args.scope.cluster.command(&parts.join(" "))
@@ -111,7 +111,7 @@ pub(super) fn print(
                 continue;
             }
             Adoptability::WouldReplace(why) | Adoptability::Unknown(why)
-                if args.resources.is_empty() =>
+                if args.owners.is_empty() =>
             {
                 format!("{why}; adopted only if you name the owner")
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 
-use super::answer::{self, Refused};
+use super::answer::{self, AwsErrorResponse};
 use super::form::Form;
 use super::network::OWN_GROUPS;
 use super::rules;
@@ -18,7 +18,11 @@ impl Aws {
     /// # Errors
     ///
     /// AWS rejects the call.
-    pub async fn ask(&self, action: &str, params: &[(&str, &str)]) -> Result<String, Refused> {
+    pub async fn ask(
+        &self,
+        action: &str,
+        params: &[(&str, &str)],
+    ) -> Result<String, AwsErrorResponse> {
         let result = self.layer.perform(Form::elb(action, params)).await?;
         Ok(answer::body(action, &answer::request_id(), result))
     }
@@ -28,7 +32,7 @@ impl Aws {
         action: &str,
         params: &[(&str, &str)],
         lists: &[(&str, &[&str])],
-    ) -> Result<String, Refused> {
+    ) -> Result<String, AwsErrorResponse> {
         let mut form = Form::elb(action, params);
         for (name, items) in lists {
             let items: Vec<String> = items.iter().map(|item| (*item).to_owned()).collect();
@@ -50,7 +54,7 @@ impl Aws {
         subnets: &[&str],
         scheme: &str,
         tags: &[(&str, &str)],
-    ) -> Result<String, Refused> {
+    ) -> Result<String, AwsErrorResponse> {
         let tags: Vec<(String, String)> = (1..)
             .zip(tags)
             .flat_map(|(at, (key, value))| {
@@ -71,14 +75,14 @@ impl Aws {
     }
 
     /// Deletes a load balancer.
-    pub async fn delete(&self, arn: &str) -> Result<(), Refused> {
+    pub async fn delete(&self, arn: &str) -> Result<(), AwsErrorResponse> {
         self.call("DeleteLoadBalancer", &[("LoadBalancerArn", arn)], &[])
             .await
             .map(drop)
     }
 
     /// Sets a tag of any resource.
-    pub async fn tag(&self, arn: &str, key: &str, value: &str) -> Result<(), Refused> {
+    pub async fn tag(&self, arn: &str, key: &str, value: &str) -> Result<(), AwsErrorResponse> {
         let tag = [("Tags.member.1.Key", key), ("Tags.member.1.Value", value)];
         self.call("AddTags", &tag, &[("ResourceArns", &[arn])])
             .await
@@ -86,7 +90,7 @@ impl Aws {
     }
 
     /// Removes a tag of any resource.
-    pub async fn untag(&self, arn: &str, key: &str) -> Result<(), Refused> {
+    pub async fn untag(&self, arn: &str, key: &str) -> Result<(), AwsErrorResponse> {
         self.call(
             "RemoveTags",
             &[],
@@ -97,7 +101,7 @@ impl Aws {
     }
 
     /// Sets deletion protection of a load balancer.
-    pub async fn protect(&self, arn: &str, protected: bool) -> Result<(), Refused> {
+    pub async fn protect(&self, arn: &str, protected: bool) -> Result<(), AwsErrorResponse> {
         let params = [
             ("LoadBalancerArn", arn),
             ("Attributes.member.1.Key", "deletion_protection.enabled"),
@@ -112,7 +116,7 @@ impl Aws {
     }
 
     /// Sets a load balancer's subnets.
-    pub async fn set_subnets(&self, arn: &str, subnets: &[&str]) -> Result<(), Refused> {
+    pub async fn set_subnets(&self, arn: &str, subnets: &[&str]) -> Result<(), AwsErrorResponse> {
         self.call(
             "SetSubnets",
             &[("LoadBalancerArn", arn)],
@@ -123,7 +127,11 @@ impl Aws {
     }
 
     /// Sets a load balancer's security groups.
-    pub async fn set_security_groups(&self, arn: &str, groups: &[&str]) -> Result<(), Refused> {
+    pub async fn set_security_groups(
+        &self,
+        arn: &str,
+        groups: &[&str],
+    ) -> Result<(), AwsErrorResponse> {
         self.call(
             "SetSecurityGroups",
             &[("LoadBalancerArn", arn)],
@@ -134,7 +142,7 @@ impl Aws {
     }
 
     /// Sets a load balancer's IP address type.
-    pub async fn set_ip_address_type(&self, arn: &str, kind: &str) -> Result<(), Refused> {
+    pub async fn set_ip_address_type(&self, arn: &str, kind: &str) -> Result<(), AwsErrorResponse> {
         self.call(
             "SetIpAddressType",
             &[("LoadBalancerArn", arn), ("IpAddressType", kind)],
@@ -145,7 +153,11 @@ impl Aws {
     }
 
     /// Creates a target group of instances in the first VPC with protocol HTTP, and returns its ARN.
-    pub async fn create_target_group(&self, name: &str, port: u16) -> Result<String, Refused> {
+    pub async fn create_target_group(
+        &self,
+        name: &str,
+        port: u16,
+    ) -> Result<String, AwsErrorResponse> {
         let (vpc, port) = (self.vpc(), port.to_string());
         let params = [
             ("Name", name),
@@ -162,7 +174,7 @@ impl Aws {
         balancer: &str,
         port: u16,
         group: &str,
-    ) -> Result<String, Refused> {
+    ) -> Result<String, AwsErrorResponse> {
         let port = port.to_string();
         let params = [
             ("LoadBalancerArn", balancer),

@@ -9,7 +9,7 @@ const NAMESPACE: &str = r#" xmlns="http://elasticloadbalancing.amazonaws.com/doc
 
 /// An error response of AWS.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct AwsErrorResponse {
     /// The HTTP status.
     pub http: u16,
     /// The error code, such as `LoadBalancerNotFound`.
@@ -18,15 +18,15 @@ pub struct Refused {
     pub message: String,
 }
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for AwsErrorResponse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {} (HTTP {})", self.code, self.message, self.http)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for AwsErrorResponse {}
 
-impl Refused {
+impl AwsErrorResponse {
     /// Returns an error with HTTP status 400.
     pub fn new(code: &str, message: impl Into<String>) -> Self {
         Self::with_status(400, code, message)
@@ -76,7 +76,7 @@ impl Refused {
 }
 
 /// Children of the result, or the error.
-pub(super) type CallResult = Result<Vec<Element>, Refused>;
+pub(super) type CallResult = Result<Vec<Element>, AwsErrorResponse>;
 
 /// Returns the body of a successful response.
 pub(super) fn body(action: &str, request: &str, result: Vec<Element>) -> String {
@@ -96,10 +96,10 @@ pub(super) fn reply(action: &str, done: CallResult) -> Reply {
     let request = request_id();
     let (status, body) = match done {
         Ok(result) => (StatusCode::OK, body(action, &request, result)),
-        Err(refused) => {
+        Err(error) => {
             let status =
-                StatusCode::from_u16(refused.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            (status, refused.body(&request))
+                StatusCode::from_u16(error.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            (status, error.body(&request))
         }
     };
     let mut reply = Reply::status(status)

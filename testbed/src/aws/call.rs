@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use http::{HeaderMap, StatusCode, header};
 
 use super::account::REGION;
-use super::answer::{self, CallResult, Refused};
+use super::answer::{self, AwsErrorResponse, CallResult};
 use super::faults::{self, Fault, FaultResponse, Intervention};
 use super::form::Form;
 use super::gate::Point;
@@ -46,10 +46,10 @@ impl Layer {
             }
         }
         if self.down.load(Ordering::SeqCst) {
-            return entry.respond_with(FaultResponse::Refused(faults::unavailable()));
+            return entry.respond_with(FaultResponse::Error(faults::unavailable()));
         }
-        if let Err(refused) = self.check_credentials(&arrived.headers) {
-            return entry.respond_with(FaultResponse::Refused(refused));
+        if let Err(error) = self.check_credentials(&arrived.headers) {
+            return entry.respond_with(FaultResponse::Error(error));
         }
         entry.call.done = true;
         let done = self.perform(form.clone()).await;
@@ -81,12 +81,12 @@ impl Layer {
     async fn spawn<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, Refused> {
-        let handle = runtime().map_err(|error| Refused::broken(&error))?;
+    ) -> Result<T, AwsErrorResponse> {
+        let handle = runtime().map_err(|error| AwsErrorResponse::broken(&error))?;
         handle
             .spawn(work)
             .await
-            .map_err(|error| Refused::broken(&error.into()))
+            .map_err(|error| AwsErrorResponse::broken(&error.into()))
     }
 
     /// Forwards a call of another API to moto.
@@ -109,8 +109,8 @@ impl Layer {
     }
 
     /// Checks the caller's credentials, but not the signature itself.
-    fn check_credentials(&self, headers: &HeaderMap) -> Result<(), Refused> {
-        let refuse = |code, message| Err(Refused::with_status(403, code, message));
+    fn check_credentials(&self, headers: &HeaderMap) -> Result<(), AwsErrorResponse> {
+        let refuse = |code, message| Err(AwsErrorResponse::with_status(403, code, message));
         let Some(value) = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
@@ -189,18 +189,18 @@ impl<'a> Entry<'a> {
                 http: 200,
                 code: None,
             },
-            Err(refused) => Outcome::Answered {
-                http: refused.http,
-                code: Some(refused.code.clone()),
+            Err(error) => Outcome::Answered {
+                http: error.http,
+                code: Some(error.code.clone()),
             },
         };
     }
 
     fn respond_with(mut self, response: FaultResponse) -> Reply {
         self.call.answer = match &response {
-            FaultResponse::Refused(refused) => Outcome::Answered {
-                http: refused.http,
-                code: Some(refused.code.clone()),
+            FaultResponse::Error(error) => Outcome::Answered {
+                http: error.http,
+                code: Some(error.code.clone()),
             },
             FaultResponse::Bare(http) => Outcome::Answered {
                 http: *http,

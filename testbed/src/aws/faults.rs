@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::answer::{self, Refused};
+use super::answer::{self, AwsErrorResponse};
 use super::gate::{Door, Point};
 use crate::injections::Injections;
 pub use crate::injections::{Injection, Times};
@@ -72,7 +72,7 @@ pub enum Fault {
     /// Rejects the call with 400 `Throttling`.
     Throttled,
     /// Rejects the call with this error.
-    Code(Refused),
+    Code(AwsErrorResponse),
     /// Rejects the call with this HTTP status and a meaningless body, as a load balancer in front of AWS's servers
     /// does.
     Bare(u16),
@@ -91,14 +91,18 @@ pub enum Fault {
 impl Fault {
     /// Rejects the call with HTTP 400 and this error code.
     pub fn code(code: &str, message: &str) -> Self {
-        Self::Code(Refused::new(code, message))
+        Self::Code(AwsErrorResponse::new(code, message))
     }
 
     /// Rejects the call with 500 `InternalFailure`.
     pub fn internal_failure() -> Self {
         let message =
             "The request processing has failed because of an unknown error, exception or failure.";
-        Self::Code(Refused::with_status(500, "InternalFailure", message))
+        Self::Code(AwsErrorResponse::with_status(
+            500,
+            "InternalFailure",
+            message,
+        ))
     }
 
     /// Rejects the call with 503 `ServiceUnavailable`.
@@ -108,27 +112,27 @@ impl Fault {
 
     /// Returns the response of a fault that does not perform the call.
     pub(super) fn response(&self) -> Option<FaultResponse> {
-        let refused = match self {
-            Self::Throttled => Refused::new("Throttling", "Rate exceeded"),
+        let error = match self {
+            Self::Throttled => AwsErrorResponse::new("Throttling", "Rate exceeded"),
             Self::Expired => expired(),
-            Self::Code(refused) => refused.clone(),
+            Self::Code(error) => error.clone(),
             Self::Bare(status) => return Some(FaultResponse::Bare(*status)),
             Self::CutBefore | Self::CutAfter | Self::Slow(_) | Self::Hang => return None,
         };
-        Some(FaultResponse::Refused(refused))
+        Some(FaultResponse::Error(error))
     }
 }
 
 /// A response to a call that is not performed.
 pub(super) enum FaultResponse {
-    Refused(Refused),
+    Error(AwsErrorResponse),
     Bare(u16),
 }
 
 impl FaultResponse {
     pub(super) fn reply(self, action: &str) -> Reply {
         match self {
-            Self::Refused(refused) => answer::reply(action, Err(refused)),
+            Self::Error(error) => answer::reply(action, Err(error)),
             Self::Bare(status) => Reply::status(
                 StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             ),
@@ -136,13 +140,13 @@ impl FaultResponse {
     }
 }
 
-pub(super) fn unavailable() -> Refused {
+pub(super) fn unavailable() -> AwsErrorResponse {
     let message = "The request has failed due to a temporary failure of the server.";
-    Refused::with_status(503, "ServiceUnavailable", message)
+    AwsErrorResponse::with_status(503, "ServiceUnavailable", message)
 }
 
-pub(super) fn expired() -> Refused {
-    Refused::with_status(
+pub(super) fn expired() -> AwsErrorResponse {
+    AwsErrorResponse::with_status(
         403,
         "ExpiredToken",
         "The security token included in the request is expired",

@@ -25,7 +25,7 @@ mod visibility;
 mod xml;
 
 pub use self::account::{ACCESS_KEY, FOREIGN, OTHER_SUBNETS, REGION, SUBNETS};
-pub use self::answer::Refused;
+pub use self::answer::AwsErrorResponse;
 pub use self::faults::{Fault, Injection, On, Times};
 pub use self::gate::{Gate, Point};
 pub use self::layer::{Call, Outcome};

@@ -19,7 +19,7 @@ use tokio::process::Command;
 use tokio::sync::OnceCell;
 
 use super::REGION;
-use super::answer::{CallResult, Refused};
+use super::answer::{AwsErrorResponse, CallResult};
 use super::form::Form;
 use super::xml::Element;
 use crate::journal::lock;
@@ -109,7 +109,7 @@ impl Moto {
         let (status, answer) = self
             .query("elasticloadbalancing", form)
             .await
-            .map_err(|error| Refused::broken(&error))?;
+            .map_err(|error| AwsErrorResponse::broken(&error))?;
         if status.is_success() {
             return Ok(answer
                 .children
@@ -119,7 +119,7 @@ impl Moto {
                 .unwrap_or_default());
         }
         let error = answer.child("Error").unwrap_or(&answer);
-        Err(Refused::with_status(
+        Err(AwsErrorResponse::with_status(
             status.as_u16(),
             error.get("Code"),
             error.get("Message"),

@@ -3,10 +3,10 @@
 //! Sources: <https://core.telegram.org/bots/api#sendmessage>, <https://core.telegram.org/bots/api#responseparameters>,
 //! <https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this>.
 
+mod error;
 mod message;
 mod pace;
 mod params;
-mod refusal;
 mod rules;
 #[cfg(test)]
 mod tests;
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use http::{HeaderValue, header};
 use serde_json::json;
 
+use self::error::BotApiError;
 pub use self::message::Message;
 pub use self::pace::{Limit, Pace};
 use self::params::Params;
-use self::refusal::Refusal;
 use self::rules::Rules;
 pub use self::rules::{Chat, Kind};
 use crate::journal::{Journal, lock};
@@ -253,7 +253,7 @@ impl Shared {
         }
     }
 
-    fn evaluate(&self, sent: &Sent<'_>, params: Result<&Params, &Refusal>) -> Reply {
+    fn evaluate(&self, sent: &Sent<'_>, params: Result<&Params, &BotApiError>) -> Reply {
         // The lock also covers the journal, so that its order matches the message ids.
         let mut rules = lock(&self.rules);
         let verdict = rules.evaluate(sent.token, params, sent.moment);
@@ -262,13 +262,13 @@ impl Shared {
                 self.messages.push(message);
                 Reply::ok().json(&json!({"ok": true, "result": result}))
             }
-            Err(refusal) => {
+            Err(error) => {
                 self.rejected.push(sent.rejected(
-                    Some(refusal.code),
-                    &refusal.description,
-                    refusal.violation,
+                    Some(error.code),
+                    &error.description,
+                    error.violation,
                 ));
-                refusal.reply()
+                error.reply()
             }
         }
     }

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use http::header;
 use serde_json::Value;
 
-use super::refusal::Refusal;
+use super::error::BotApiError;
 use crate::serve::Arrived;
 
 pub(super) struct Params(HashMap<String, String>);
 
 impl Params {
-    pub(super) fn read(arrived: &Arrived) -> Result<Self, Refusal> {
+    pub(super) fn read(arrived: &Arrived) -> Result<Self, BotApiError> {
         let mut params = arrived
             .uri
             .query()
@@ -29,7 +29,7 @@ impl Params {
             "application/x-www-form-urlencoded" => params.extend(form(&arrived.body)?),
             _ if arrived.body.is_empty() => {}
             _ => {
-                return Err(Refusal::bad_request(
+                return Err(BotApiError::bad_request(
                     "the stand-in reads JSON and forms only",
                 ));
             }
@@ -51,7 +51,7 @@ impl Params {
     }
 }
 
-fn json(body: &[u8]) -> Result<HashMap<String, String>, Refusal> {
+fn json(body: &[u8]) -> Result<HashMap<String, String>, BotApiError> {
     if std::str::from_utf8(body).is_err() {
         return Err(not_utf8());
     }
@@ -60,7 +60,7 @@ fn json(body: &[u8]) -> Result<HashMap<String, String>, Refusal> {
             .into_iter()
             .filter_map(|(name, value)| Some((name, text(value)?)))
             .collect()),
-        _ => Err(Refusal::bad_request("can't parse the JSON object")),
+        _ => Err(BotApiError::bad_request("can't parse the JSON object")),
     }
 }
 
@@ -72,7 +72,7 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-fn form(bytes: &[u8]) -> Result<HashMap<String, String>, Refusal> {
+fn form(bytes: &[u8]) -> Result<HashMap<String, String>, BotApiError> {
     bytes
         .split(|byte| *byte == b'&')
         .filter(|pair| !pair.is_empty())
@@ -85,7 +85,7 @@ fn form(bytes: &[u8]) -> Result<HashMap<String, String>, Refusal> {
 }
 
 /// Decodes percent-encoding, with `+` for a space; a `%` that begins no escape stays.
-fn decode(bytes: &[u8]) -> Result<String, Refusal> {
+fn decode(bytes: &[u8]) -> Result<String, BotApiError> {
     let hex = |byte: Option<&u8>| {
         byte.and_then(|byte| char::from(*byte).to_digit(16))
             .and_then(|digit| u8::try_from(digit).ok())
@@ -106,6 +106,6 @@ fn decode(bytes: &[u8]) -> Result<String, Refusal> {
     String::from_utf8(decoded).map_err(|_| not_utf8())
 }
 
-fn not_utf8() -> Refusal {
-    Refusal::bad_request("strings must be encoded in UTF-8")
+fn not_utf8() -> BotApiError {
+    BotApiError::bad_request("strings must be encoded in UTF-8")
 }

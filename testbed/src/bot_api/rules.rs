@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
+use super::error::BotApiError;
 use super::message::Message;
 use super::pace::{Meters, Pace};
 use super::params::Params;
-use super::refusal::Refusal;
 use crate::serve::Moment;
 
 /// Type of a chat.
@@ -162,43 +162,43 @@ impl Rules {
     pub(super) fn evaluate(
         &mut self,
         token: Option<&str>,
-        params: Result<&Params, &Refusal>,
+        params: Result<&Params, &BotApiError>,
         moment: Moment,
-    ) -> Result<(Message, Value), Refusal> {
+    ) -> Result<(Message, Value), BotApiError> {
         let token = token
             .filter(|token| well_formed(token))
-            .ok_or_else(|| Refusal::new(404, "Not Found"))?;
+            .ok_or_else(|| BotApiError::new(404, "Not Found"))?;
         if !self.tokens.contains(token) {
-            return Err(Refusal::new(401, "Unauthorized"));
+            return Err(BotApiError::new(401, "Unauthorized"));
         }
         let params =
-            params.map_err(|refusal| Refusal::new(refusal.code, refusal.description.clone()))?;
+            params.map_err(|error| BotApiError::new(error.code, error.description.clone()))?;
         let text = params.get("text").unwrap_or_default();
         if text.trim().is_empty() {
-            return Err(Refusal::bad_request("message text is empty"));
+            return Err(BotApiError::bad_request("message text is empty"));
         }
         let thread = thread(params)?;
         let chat = self.chat(params.get("chat_id"))?;
         self.meters
             .check_retry_after(token, chat.id, moment.instant)?;
         if let Some(id) = chat.upgraded_to {
-            let refusal = Refusal::bad_request("group chat was upgraded to a supergroup chat");
-            return Err(Refusal {
+            let error = BotApiError::bad_request("group chat was upgraded to a supergroup chat");
+            return Err(BotApiError {
                 migrate_to_chat_id: Some(id),
-                ..refusal
+                ..error
             });
         }
         if chat.closed {
-            return Err(Refusal::new(403, chat.forbidden()));
+            return Err(BotApiError::new(403, chat.forbidden()));
         }
         if thread.is_some_and(|thread| !chat.topics.contains(&thread)) {
-            return Err(Refusal::bad_request("message thread not found"));
+            return Err(BotApiError::bad_request("message thread not found"));
         }
         if thread.is_some_and(|thread| chat.closed_topics.contains(&thread)) {
-            return Err(Refusal::bad_request("TOPIC_CLOSED"));
+            return Err(BotApiError::bad_request("TOPIC_CLOSED"));
         }
         if text.encode_utf16().count() > MAX_TEXT_UNITS {
-            return Err(Refusal::bad_request("message is too long"));
+            return Err(BotApiError::bad_request("message is too long"));
         }
         self.meters
             .count(token, chat.id, chat.kind.is_group(), moment.instant)?;
@@ -219,10 +219,10 @@ impl Rules {
         Ok((message, result))
     }
 
-    fn chat(&self, given: Option<&str>) -> Result<Chat, Refusal> {
+    fn chat(&self, given: Option<&str>) -> Result<Chat, BotApiError> {
         let given = given.unwrap_or_default();
         if given.is_empty() {
-            return Err(Refusal::bad_request("chat_id is empty"));
+            return Err(BotApiError::bad_request("chat_id is empty"));
         }
         let found = match given.strip_prefix('@') {
             Some(name) => {
@@ -235,11 +235,11 @@ impl Rules {
         };
         found
             .cloned()
-            .ok_or_else(|| Refusal::bad_request("chat not found"))
+            .ok_or_else(|| BotApiError::bad_request("chat not found"))
     }
 }
 
-fn thread(params: &Params) -> Result<Option<i64>, Refusal> {
+fn thread(params: &Params) -> Result<Option<i64>, BotApiError> {
     let Some(given) = params
         .get("message_thread_id")
         .filter(|given| !given.is_empty())
@@ -249,7 +249,7 @@ fn thread(params: &Params) -> Result<Option<i64>, Refusal> {
     match given.parse() {
         Ok(0) => Ok(None),
         Ok(id) => Ok(Some(id)),
-        Err(_) => Err(Refusal::bad_request(
+        Err(_) => Err(BotApiError::bad_request(
             "invalid message thread identifier specified",
         )),
     }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::body::{Body, Error, FLUSHED};
 use super::request::{ApiRequest, Verb};
-use super::rules::{Fault, Lost, Point, Refusal, Then};
+use super::rules::{ApiErrorResponse, Fault, Lost, Point, Then};
 use super::shared::{Seen, Shared};
 use super::watches::GONE;
 use crate::serve::{Line, Moment};
@@ -71,7 +71,7 @@ async fn through(
                     tokio::time::sleep(delay).await;
                     client.request(late).await
                 });
-                return Ok(refuse(StatusCode::GATEWAY_TIMEOUT.into()));
+                return Ok(error_response(StatusCode::GATEWAY_TIMEOUT.into()));
             }
             _ => request,
         };
@@ -133,7 +133,7 @@ async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<
     for fault in faults {
         match fault {
             Fault::Delay(delay) => tokio::time::sleep(*delay).await,
-            Fault::Answer(refusal) => return Ok(Some(refuse(*refusal))),
+            Fault::Answer(error) => return Ok(Some(error_response(*error))),
             Fault::Respond(body) => {
                 return Ok(Some(json_response(StatusCode::OK, body.clone().into())));
             }
@@ -142,7 +142,7 @@ async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<
             Fault::Gone if about.verb == Verb::Watch => {
                 return Ok(Some(json_response(StatusCode::OK, GONE.into())));
             }
-            Fault::Gone => return Ok(Some(refuse(StatusCode::GONE.into()))),
+            Fault::Gone => return Ok(Some(error_response(StatusCode::GONE.into()))),
             // The hook has its own task: it may kill the client, whose end would cancel this one.
             Fault::Hook(Point::Before, hook) => go_on(tokio::spawn(hook(about.clone())).await?)?,
             Fault::LoseAnswer(_) | Fault::Repeat | Fault::Late(_) | Fault::Hook(..) => {}
@@ -162,7 +162,7 @@ async fn after_applied(
             }
             Fault::LoseAnswer(Lost::Cut) => return Err(cut()),
             Fault::LoseAnswer(Lost::Hang) => std::future::pending().await,
-            Fault::LoseAnswer(Lost::Answer(refusal)) => return Ok(Some(refuse(*refusal))),
+            Fault::LoseAnswer(Lost::Answer(error)) => return Ok(Some(error_response(*error))),
             _ => {}
         }
     }
@@ -198,11 +198,11 @@ fn json_response(code: StatusCode, body: Bytes) -> Response<Body> {
 }
 
 /// Returns a `Status`, as the apiserver does.
-fn refuse(refusal: Refusal) -> Response<Body> {
-    let Refusal {
+fn error_response(error: ApiErrorResponse) -> Response<Body> {
+    let ApiErrorResponse {
         code, retry_after, ..
-    } = refusal;
-    let message = match refusal.message {
+    } = error;
+    let message = match error.message {
         "" => format!("the testbed says {code}"),
         message => message.into(),
     };

@@ -30,7 +30,7 @@ use k8s_openapi::ByteString;
 use kube::config::{Cluster, Kubeconfig};
 
 pub use self::request::{ApiRequest, Verb};
-pub use self::rules::{Fault, Injection, Lost, Match, Point, Refusal, Then, Times};
+pub use self::rules::{ApiErrorResponse, Fault, Injection, Lost, Match, Point, Then, Times};
 pub use self::shared::Seen;
 use self::shared::Shared;
 pub use self::watches::{BOOKMARK, Ending, LIST_END, WatchEvent};

@@ -149,7 +149,7 @@ impl Match {
 
 /// A rejection in the apiserver's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ApiErrorResponse {
     /// The HTTP status.
     pub code: StatusCode,
     /// The header `Retry-After`, in seconds.
@@ -158,7 +158,7 @@ pub struct Refusal {
     pub message: &'static str,
 }
 
-impl From<StatusCode> for Refusal {
+impl From<StatusCode> for ApiErrorResponse {
     fn from(code: StatusCode) -> Self {
         Self {
             code,
@@ -176,7 +176,7 @@ pub enum Lost {
     /// Never responds.
     Hang,
     /// Sends this rejection.
-    Answer(Refusal),
+    Answer(ApiErrorResponse),
 }
 
 /// Stage of a request.
@@ -207,7 +207,7 @@ pub enum Fault {
     /// Forwards the request after this time.
     Delay(Duration),
     /// Rejects the request without forwarding it.
-    Answer(Refusal),
+    Answer(ApiErrorResponse),
     /// Responds 200 with this body, without forwarding the request.
     Respond(String),
     /// Cuts the connection without forwarding the request (for HTTP/2, the stream).

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
 use super::{
-    BOOKMARK, Ending, Fault, LIST_END, Lost, Match, Point, Proxy, Refusal, Then, Times, Verb,
+    ApiErrorResponse, BOOKMARK, Ending, Fault, LIST_END, Lost, Match, Point, Proxy, Then, Times,
+    Verb,
 };
 use crate::serve::Server;
 use crate::tls::{Authority, server_config};
@@ -304,7 +305,7 @@ async fn requests_are_forwarded_and_counted() {
 async fn nth_request_is_rejected_like_the_apiserver() {
     both(async |builder| {
         let (upstream, proxy, client) = start(builder);
-        let refusal = Refusal {
+        let error = ApiErrorResponse {
             code: StatusCode::TOO_MANY_REQUESTS,
             retry_after: Some(3),
             message: "later",
@@ -312,7 +313,7 @@ async fn nth_request_is_rejected_like_the_apiserver() {
         let injection = proxy.inject(
             Match::verb(Verb::Get).name("p"),
             Times::Nth(2),
-            Fault::Answer(refusal),
+            Fault::Answer(error),
         );
         let path = format!("{PODS}/p");
         assert_eq!(client.get(&path).await.unwrap().status(), 200);

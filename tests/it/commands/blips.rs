@@ -7,7 +7,7 @@ use qm_api::ContactPoint;
 use quartermaster::controllers;
 use serde_json::json;
 use testbed::process::Folder;
-use testbed::proxy::{Fault, Match, Proxy, Refusal, Times, Verb};
+use testbed::proxy::{ApiErrorResponse, Fault, Match, Proxy, Times, Verb};
 use testbed::wait::until;
 use tokio::time::Instant;
 
@@ -61,7 +61,7 @@ async fn outage_ends_neither_a_watch_nor_a_purge() {
 
     // The command retries while the apiserver is busy, until --timeout, whatever Retry-After says.
     let busy = || {
-        Fault::Answer(Refusal {
+        Fault::Answer(ApiErrorResponse {
             retry_after: Some(3600),
             ..StatusCode::SERVICE_UNAVAILABLE.into()
         })

@@ -6,7 +6,7 @@ use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use qm_api::TrackedField;
 use serde_json::json;
-use testbed::proxy::{Fault, Lost, Match, Refusal, Times, Verb};
+use testbed::proxy::{ApiErrorResponse, Fault, Lost, Match, Times, Verb};
 use testbed::wait::until;
 
 use super::deliveries::deliveries;
@@ -21,7 +21,7 @@ fn faults() -> Vec<Fault> {
         Fault::LoseAnswer(Lost::Hang),
         Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into())),
         Fault::LoseAnswer(Lost::Answer(StatusCode::GATEWAY_TIMEOUT.into())),
-        Fault::Answer(Refusal {
+        Fault::Answer(ApiErrorResponse {
             retry_after: Some(1),
             ..StatusCode::TOO_MANY_REQUESTS.into()
         }),

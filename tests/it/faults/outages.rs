@@ -8,7 +8,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Pod;
 use qm_api::{AppService, MyApp};
 use serde_json::json;
-use testbed::proxy::{Fault, Match, Refusal, Times, Verb};
+use testbed::proxy::{ApiErrorResponse, Fault, Match, Times, Verb};
 use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings};
@@ -139,7 +139,7 @@ async fn object_is_not_retried_before_the_retry_after_of_a_429() {
     let creates = Match::verb(Verb::Create)
         .resource("deployments")
         .name("busy");
-    let busy = Refusal {
+    let busy = ApiErrorResponse {
         retry_after: Some(AFTER),
         ..StatusCode::TOO_MANY_REQUESTS.into()
     };

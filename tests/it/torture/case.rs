@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use http::StatusCode;
 use testbed::aws;
-use testbed::proxy::{self, Lost, Point, Refusal};
+use testbed::proxy::{self, ApiErrorResponse, Lost, Point};
 
 use super::Kind;
 
@@ -163,7 +163,7 @@ impl Answer {
 
     /// Returns the proxy's fault.
     pub fn of_apiserver(self) -> proxy::Fault {
-        let refusal = Refusal {
+        let error = ApiErrorResponse {
             code: self.code(),
             retry_after: (self == Self::TooManyRequests).then_some(RETRY_AFTER),
             message: match self {
@@ -181,8 +181,8 @@ impl Answer {
             },
         };
         match self {
-            Self::Timeout => proxy::Fault::LoseAnswer(Lost::Answer(refusal)),
-            _ => proxy::Fault::Answer(refusal),
+            Self::Timeout => proxy::Fault::LoseAnswer(Lost::Answer(error)),
+            _ => proxy::Fault::Answer(error),
         }
     }
 

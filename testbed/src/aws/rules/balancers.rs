@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::super::answer::{CallResult, Refused};
+use super::super::answer::{AwsErrorResponse, CallResult};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{Balancer, Deleted, State};
@@ -22,7 +22,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
     let name = required(&form, "Name")?.to_owned();
     check_name("load balancer", &name)?;
     if name.starts_with("internal-") {
-        return Err(Refused::invalid(format!(
+        return Err(AwsErrorResponse::invalid(format!(
             "The load balancer name '{name}' cannot begin with 'internal-'"
         )));
     }
@@ -51,7 +51,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
         let message = format!(
             "A load balancer with the same name '{name}' exists, but with different settings"
         );
-        Err(Refused::new("DuplicateLoadBalancerName", message))
+        Err(AwsErrorResponse::new("DuplicateLoadBalancerName", message))
     };
     if layer
         .state()
@@ -133,7 +133,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> CallResult {
     if !arns.is_empty() && !names.is_empty() {
         let message =
             "Load balancer names and load balancer ARNs cannot be specified at the same time";
-        return Err(Refused::invalid(message));
+        return Err(AwsErrorResponse::invalid(message));
     }
     let (ask, lingering) = {
         let state = layer.state();
@@ -239,7 +239,7 @@ pub(super) async fn delete(layer: &Layer, form: Form) -> CallResult {
             let message = format!(
                 "Load balancer '{arn}' cannot be deleted because deletion protection is enabled"
             );
-            return Err(Refused::new("OperationNotPermitted", message));
+            return Err(AwsErrorResponse::new("OperationNotPermitted", message));
         }
         Some(_) => {}
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::answer::{CallResult, Refused};
+use super::super::answer::{AwsErrorResponse, CallResult};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{Group, State};
@@ -51,7 +51,9 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
     check_health_check(&form)?;
     let vpc = required(&form, "VpcId")?;
     if vpc != layer.state().network.vpc && vpc != layer.state().network.other_vpc {
-        return Err(Refused::invalid(format!("The VPC ID '{vpc}' is not found")));
+        return Err(AwsErrorResponse::invalid(format!(
+            "The VPC ID '{vpc}' is not found"
+        )));
     }
     let new_tags = tags::desired(&form)?;
     tags::check_count(new_tags.len())?;
@@ -67,7 +69,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
             let message = format!(
                 "A target group with the same name '{name}' exists, but with different settings"
             );
-            return Err(Refused::new("DuplicateTargetGroupName", message));
+            return Err(AwsErrorResponse::new("DuplicateTargetGroupName", message));
         }
         Some((arn, true)) => {
             return shown(layer, &Form::elb("", &[("TargetGroupArns.member.1", &arn)])).await;
@@ -91,22 +93,22 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> CallResult {
     Ok(vec![Element::with("TargetGroups", made)])
 }
 
-pub(super) fn check_port(form: &Form) -> Result<u16, Refused> {
+pub(super) fn check_port(form: &Form) -> Result<u16, AwsErrorResponse> {
     let port = required(form, "Port")?;
     port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
-        Refused::invalid(format!(
+        AwsErrorResponse::invalid(format!(
             "1 validation error detected: Value '{port}' at 'port' failed to satisfy constraint: Member must have value \
              between 1 and 65535"
         ))
     })
 }
 
-fn check_health_check(form: &Form) -> Result<(), Refused> {
+fn check_health_check(form: &Form) -> Result<(), AwsErrorResponse> {
     one_of(form, "HealthCheckProtocol", &PROTOCOLS)?;
     if let Some(path) = form.get("HealthCheckPath")
         && (!path.starts_with('/') || path.len() > 1024)
     {
-        return Err(Refused::invalid(format!(
+        return Err(AwsErrorResponse::invalid(format!(
             "Health check path '{path}' must begin with a '/' character"
         )));
     }
@@ -143,7 +145,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> CallResult {
             .count()
             > 1
         {
-            return Err(Refused::invalid(
+            return Err(AwsErrorResponse::invalid(
                 "Target group names, target group ARNs, and a load balancer ARN cannot be specified at the same time",
             ));
         }
@@ -160,7 +162,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> CallResult {
                 .any(|(arn, group)| group.name == name && state.is_shown(arn))
         };
         if let Some(name) = names.iter().find(|name| !named(name)) {
-            return Err(Refused::new(
+            return Err(AwsErrorResponse::new(
                 "TargetGroupNotFound",
                 format!("Target groups '[{name}]' not found"),
             ));
@@ -211,12 +213,12 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> CallResult {
 /// Deletes a target group. Deleting a missing one succeeds; a group that a listener or rule forwards to is rejected.
 pub(super) async fn delete(layer: &Layer, form: Form) -> CallResult {
     let arn = match existing_group(&layer.state(), &form) {
-        Err(refused) if refused.code == "TargetGroupNotFound" => return Ok(Vec::new()),
+        Err(error) if error.code == "TargetGroupNotFound" => return Ok(Vec::new()),
         other => other?,
     };
     if !layer.state().balancers_of(&arn).is_empty() {
         let message = format!("Target group '{arn}' is currently in use by a listener or a rule");
-        return Err(Refused::new("ResourceInUse", message));
+        return Err(AwsErrorResponse::new("ResourceInUse", message));
     }
     let done = layer.moto.elb(&form).await?;
     layer.state().forget_group(&arn);

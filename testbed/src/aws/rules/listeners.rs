@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::super::answer::{CallResult, Refused};
+use super::super::answer::{AwsErrorResponse, CallResult};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{Listener, State};
@@ -29,11 +29,16 @@ fn forwards(form: &Form) -> Vec<String> {
 }
 
 /// Checks the rules that apply to a created or modified listener, given its resulting settings.
-fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Result<u16, Refused> {
+fn check(
+    state: &State,
+    balancer: &str,
+    own: Option<&str>,
+    form: &Form,
+) -> Result<u16, AwsErrorResponse> {
     let port = check_port(form)?;
     let protocol = required(form, "Protocol")?;
     if !["HTTP", "HTTPS"].contains(&protocol) {
-        return Err(Refused::invalid(format!(
+        return Err(AwsErrorResponse::invalid(format!(
             "Protocol '{protocol}' must be one of 'HTTP, HTTPS'"
         )));
     }
@@ -52,7 +57,10 @@ fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Resul
             .ok_or_else(|| group_not_found(&arn))?;
         if group.settings.get("VpcId").map(String::as_str) != vpc {
             let message = format!("The target group '{arn}' is not in the load balancer's VPC");
-            return Err(Refused::new("InvalidConfigurationRequest", message));
+            return Err(AwsErrorResponse::new(
+                "InvalidConfigurationRequest",
+                message,
+            ));
         }
         if state
             .balancers_of(&arn)
@@ -62,7 +70,10 @@ fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Resul
             let message = format!(
                 "The following target groups cannot be associated with more than one load balancer: {arn}"
             );
-            return Err(Refused::new("TargetGroupAssociationLimit", message));
+            return Err(AwsErrorResponse::new(
+                "TargetGroupAssociationLimit",
+                message,
+            ));
         }
     }
     let taken = |(arn, listener): (&String, &Listener)| {
@@ -71,12 +82,12 @@ fn check(state: &State, balancer: &str, own: Option<&str>, form: &Form) -> Resul
     if state.listeners.iter().any(taken) {
         let message =
             format!("A listener already exists on this port for load balancer '{balancer}'");
-        return Err(Refused::new("DuplicateListener", message));
+        return Err(AwsErrorResponse::new("DuplicateListener", message));
     }
     Ok(port)
 }
 
-fn check_certificate(state: &State, form: &Form, protocol: &str) -> Result<(), Refused> {
+fn check_certificate(state: &State, form: &Form, protocol: &str) -> Result<(), AwsErrorResponse> {
     let certificates: Vec<String> = form
         .members("Certificates")
         .into_iter()
@@ -84,27 +95,27 @@ fn check_certificate(state: &State, form: &Form, protocol: &str) -> Result<(), R
         .collect();
     match (protocol, certificates.as_slice()) {
         ("HTTPS", [arn]) if state.certificates.contains(arn) => Ok(()),
-        ("HTTPS", [arn]) => Err(Refused::new(
+        ("HTTPS", [arn]) => Err(AwsErrorResponse::new(
             "CertificateNotFound",
             format!("Certificate '{arn}' not found"),
         )),
-        ("HTTPS", []) => Err(Refused::invalid(
+        ("HTTPS", []) => Err(AwsErrorResponse::invalid(
             "A certificate must be specified for HTTPS listeners",
         )),
-        ("HTTPS", _) => Err(Refused::invalid(
+        ("HTTPS", _) => Err(AwsErrorResponse::invalid(
             "Exactly one certificate must be specified",
         )),
         (_, []) if form.get("SslPolicy").is_none() => Ok(()),
-        (_, []) => Err(Refused::invalid(
+        (_, []) => Err(AwsErrorResponse::invalid(
             "An SSL policy cannot be specified for HTTP listeners",
         )),
-        _ => Err(Refused::invalid(
+        _ => Err(AwsErrorResponse::invalid(
             "A certificate cannot be specified for HTTP listeners",
         )),
     }
 }
 
-async fn check_ssl_policy(layer: &Layer, form: &Form) -> Result<(), Refused> {
+async fn check_ssl_policy(layer: &Layer, form: &Form) -> Result<(), AwsErrorResponse> {
     let Some(policy) = form.get("SslPolicy") else {
         return Ok(());
     };
@@ -116,7 +127,7 @@ async fn check_ssl_policy(layer: &Layer, form: &Form) -> Result<(), Refused> {
         ))
         .await?;
     if members(found).is_empty() {
-        return Err(Refused::new(
+        return Err(AwsErrorResponse::new(
             "SSLPolicyNotFound",
             format!("SSL policy '{policy}' not found"),
         ));
@@ -222,7 +233,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> CallResult {
             Some(_) if !arns.is_empty() => {
                 let message =
                     "Listener ARNs and a load balancer ARN cannot be specified at the same time";
-                return Err(Refused::invalid(message));
+                return Err(AwsErrorResponse::invalid(message));
             }
             Some(arn) if !(state.balancers.contains_key(arn) && state.is_shown(arn)) => {
                 return Err(balancer_not_found(format!(
@@ -231,7 +242,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> CallResult {
             }
             None if arns.is_empty() => {
                 let message = "You must specify either listener ARNs or a load balancer ARN";
-                return Err(Refused::invalid(message));
+                return Err(AwsErrorResponse::invalid(message));
             }
             _ => {}
         }
@@ -287,17 +298,17 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> CallResult {
 /// Rejects a change from HTTP to HTTPS without policy and certificate. "If you change the protocol from HTTP to HTTPS
 /// ... you must add the security policy and default certificate properties": unlike at creation, the policy has no
 /// default.
-fn check_change_to_https(former: &str, form: &Form) -> Result<(), Refused> {
+fn check_change_to_https(former: &str, form: &Form) -> Result<(), AwsErrorResponse> {
     if former != "HTTP" || form.get("Protocol") != Some("HTTPS") {
         return Ok(());
     }
     if !form.has_list("Certificates") {
-        return Err(Refused::invalid(
+        return Err(AwsErrorResponse::invalid(
             "A certificate must be specified for HTTPS listeners",
         ));
     }
     if form.get("SslPolicy").is_none() {
-        return Err(Refused::invalid(
+        return Err(AwsErrorResponse::invalid(
             "An SSL policy must be specified for HTTPS listeners",
         ));
     }

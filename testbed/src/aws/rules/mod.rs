@@ -10,7 +10,7 @@ mod settings;
 mod tags;
 mod targets;
 
-use super::answer::{CallResult, Refused};
+use super::answer::{AwsErrorResponse, CallResult};
 use super::form::Form;
 use super::layer::Layer;
 
@@ -56,7 +56,7 @@ pub(super) async fn perform(layer: &Layer, mut form: Form) -> CallResult {
         | "DescribeAccountLimits" => layer.moto.elb(&form).await,
         other => {
             let message = format!("The action {other} is not valid for this web service.");
-            Err(Refused::new("InvalidAction", message))
+            Err(AwsErrorResponse::new("InvalidAction", message))
         }
     }?;
     for element in &mut result {

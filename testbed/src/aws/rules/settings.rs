@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::answer::{CallResult, Refused};
+use super::super::answer::{AwsErrorResponse, CallResult};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::network::Network;
@@ -20,8 +20,8 @@ pub(super) struct Placement {
     pub(super) zones: BTreeSet<String>,
 }
 
-fn invalid_configuration(message: impl Into<String>) -> Refused {
-    Refused::new("InvalidConfigurationRequest", message)
+fn invalid_configuration(message: impl Into<String>) -> AwsErrorResponse {
+    AwsErrorResponse::new("InvalidConfigurationRequest", message)
 }
 
 /// Returns the desired subnets, whether sent plainly or as mappings.
@@ -36,13 +36,16 @@ pub(super) fn desired_subnets(form: &Form) -> Vec<String> {
 }
 
 /// Checks the subnets: at least two, each in a different zone, all in one VPC.
-pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Placement, Refused> {
+pub(super) fn check_subnets(
+    network: &Network,
+    subnets: &[String],
+) -> Result<Placement, AwsErrorResponse> {
     let mut zones = BTreeSet::new();
     let mut vpcs = BTreeSet::new();
     let mut twice = false;
     for id in subnets {
         let Some(subnet) = network.subnets.get(id) else {
-            return Err(Refused::new(
+            return Err(AwsErrorResponse::new(
                 "SubnetNotFound",
                 format!("The subnet ID '{id}' does not exist"),
             ));
@@ -51,7 +54,7 @@ pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Pla
         vpcs.insert(subnet.vpc.clone());
     }
     if subnets.len() < 2 {
-        return Err(Refused::invalid(
+        return Err(AwsErrorResponse::invalid(
             "At least two subnets in two different Availability Zones must be specified",
         ));
     }
@@ -73,12 +76,12 @@ pub(super) fn check_security_groups(
     network: &Network,
     groups: &[String],
     vpc: &str,
-) -> Result<(), Refused> {
+) -> Result<(), AwsErrorResponse> {
     for group in groups {
         match network.security_groups.get(group) {
             None => {
                 let message = format!("Security group '{group}' does not exist");
-                return Err(Refused::new("InvalidSecurityGroup", message));
+                return Err(AwsErrorResponse::new("InvalidSecurityGroup", message));
             }
             Some(other) if other != vpc => {
                 return Err(invalid_configuration(
@@ -91,7 +94,7 @@ pub(super) fn check_security_groups(
     Ok(())
 }
 
-pub(super) fn check_ip_address_type(state: &State, form: &Form) -> Result<(), Refused> {
+pub(super) fn check_ip_address_type(state: &State, form: &Form) -> Result<(), AwsErrorResponse> {
     one_of(form, "IpAddressType", &IP_ADDRESS_TYPES)?;
     if !state.ipv6 && form.get("IpAddressType").is_some_and(|kind| kind != "ipv4") {
         return Err(invalid_configuration(

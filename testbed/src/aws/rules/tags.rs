@@ -1,6 +1,6 @@
 //! Tags. moto allows ten and checks no characters; AWS allows fifty.
 
-use super::super::answer::{CallResult, Refused};
+use super::super::answer::{AwsErrorResponse, CallResult};
 use super::super::form::Form;
 use super::super::layer::Layer;
 use super::super::state::{State, Tags};
@@ -11,16 +11,16 @@ use super::params::{MAX_NAMES, missing};
 /// Limit of tags on a resource.
 const MAX_TAGS: usize = 50;
 
-pub(super) fn check_count(count: usize) -> Result<(), Refused> {
+pub(super) fn check_count(count: usize) -> Result<(), AwsErrorResponse> {
     if count > MAX_TAGS {
         let message = format!("The maximum number of tags for a resource is {MAX_TAGS}");
-        return Err(Refused::new("TooManyTags", message));
+        return Err(AwsErrorResponse::new("TooManyTags", message));
     }
     Ok(())
 }
 
 /// Returns the tags in the call.
-pub(super) fn desired(form: &Form) -> Result<Tags, Refused> {
+pub(super) fn desired(form: &Form) -> Result<Tags, AwsErrorResponse> {
     let mut tags = Tags::new();
     for mut tag in form.members("Tags") {
         let (key, value) = (
@@ -32,25 +32,25 @@ pub(super) fn desired(form: &Form) -> Result<Tags, Refused> {
         if key.to_lowercase().starts_with("aws:") {
             let message =
                 format!("The tag key '{key}' cannot begin with 'aws:', which is reserved");
-            return Err(Refused::invalid(message));
+            return Err(AwsErrorResponse::invalid(message));
         }
         if tags.contains_key(&key) {
             let message = format!("Tag key '{key}' was specified more than once");
-            return Err(Refused::new("DuplicateTagKeys", message));
+            return Err(AwsErrorResponse::new("DuplicateTagKeys", message));
         }
         tags.insert(key, value);
     }
     Ok(tags)
 }
 
-fn check(what: &str, text: &str, min: usize, max: usize) -> Result<(), Refused> {
+fn check(what: &str, text: &str, min: usize, max: usize) -> Result<(), AwsErrorResponse> {
     let allowed = |character: char| {
         character.is_alphanumeric() || character.is_whitespace() || "_.:/=+-@".contains(character)
     };
     if (min..=max).contains(&text.chars().count()) && text.chars().all(allowed) {
         return Ok(());
     }
-    Err(Refused::invalid(format!(
+    Err(AwsErrorResponse::invalid(format!(
         "1 validation error detected: Value '{text}' at 'tags.member.{what}' failed to satisfy constraint: Member must \
          satisfy regular expression pattern: ^([\\p{{L}}\\p{{Z}}\\p{{N}}_.:/=+\\-@]*)$ and have a length between {min} \
          and {max}"
@@ -58,18 +58,18 @@ fn check(what: &str, text: &str, min: usize, max: usize) -> Result<(), Refused> 
 }
 
 /// Returns the resources that a call names, all of which must exist. With `shown`, describes must also show them.
-fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Refused> {
+fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, AwsErrorResponse> {
     let arns = form.list("ResourceArns");
     if arns.is_empty() {
         return Err(missing("ResourceArns"));
     }
     if arns.len() > MAX_NAMES {
-        return Err(Refused::invalid(format!(
+        return Err(AwsErrorResponse::invalid(format!(
             "Cannot have more than {MAX_NAMES} resources described"
         )));
     }
     for arn in &arns {
-        let (there, refused) = if arn.contains(":loadbalancer/") {
+        let (there, not_found) = if arn.contains(":loadbalancer/") {
             let message = format!("Load balancer '{arn}' not found");
             (
                 state.balancers.contains_key(arn),
@@ -80,11 +80,13 @@ fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Ref
         } else if arn.contains(":listener/") {
             (state.listeners.contains_key(arn), listener_not_found())
         } else {
-            return Err(Refused::invalid(format!("'{arn}' must be in ARN format")));
+            return Err(AwsErrorResponse::invalid(format!(
+                "'{arn}' must be in ARN format"
+            )));
         };
         let found = if shown { state.is_shown(arn) } else { there };
         if !found {
-            return Err(refused);
+            return Err(not_found);
         }
     }
     Ok(arns)

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::super::answer::{CallResult, Refused};
+use super::super::answer::{AwsErrorResponse, CallResult};
 use super::super::form::Form;
 use super::super::health::Health;
 use super::super::layer::Layer;
@@ -13,7 +13,7 @@ use super::existing::existing_group;
 use super::params::missing;
 
 /// Returns the targets that a call names; the default port is the group's.
-fn named_targets(state: &State, form: &Form, group: &str) -> Result<Vec<Target>, Refused> {
+fn named_targets(state: &State, form: &Form, group: &str) -> Result<Vec<Target>, AwsErrorResponse> {
     let default = state
         .groups
         .get(group)
@@ -27,7 +27,7 @@ fn named_targets(state: &State, form: &Form, group: &str) -> Result<Vec<Target>,
             .ok_or_else(|| missing("Targets.member.Id"))?;
         let port = target.remove("Port").unwrap_or_else(|| default.clone());
         let port: u16 = port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
-            Refused::invalid(format!(
+            AwsErrorResponse::invalid(format!(
                 "The port '{port}' of target '{id}' must be between 1 and 65535"
             ))
         })?;
@@ -36,8 +36,8 @@ fn named_targets(state: &State, form: &Form, group: &str) -> Result<Vec<Target>,
     targets.collect()
 }
 
-fn invalid_target(message: String) -> Refused {
-    Refused::new("InvalidTarget", message)
+fn invalid_target(message: String) -> AwsErrorResponse {
+    AwsErrorResponse::new("InvalidTarget", message)
 }
 
 pub(super) fn register(layer: &Layer, form: &Form) -> CallResult {

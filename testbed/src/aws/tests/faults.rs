@@ -1,6 +1,6 @@
 use std::time::Instant;
 
-use super::super::{Fault, On, Refused, Times};
+use super::super::{AwsErrorResponse, Fault, On, Times};
 use super::*;
 
 async fn describe(aws: &Aws) -> reqwest::Result<Answer> {
@@ -19,7 +19,7 @@ async fn error_fault_replaces_the_response() {
             "TooManyLoadBalancers",
         ),
         (
-            Fault::Code(Refused::with_status(
+            Fault::Code(AwsErrorResponse::with_status(
                 429,
                 "PriorRequestNotComplete",
                 "message",

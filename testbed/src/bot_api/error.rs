@@ -8,7 +8,7 @@ use crate::serve::Reply;
 
 /// A response with `ok: false`.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct BotApiError {
     pub(super) code: u16,
     pub(super) description: String,
     pub(super) retry_after: Option<u64>,
@@ -16,7 +16,7 @@ pub(super) struct Refusal {
     pub(super) violation: bool,
 }
 
-impl Refusal {
+impl BotApiError {
     pub(super) fn new(code: u16, description: impl Into<String>) -> Self {
         Self {
             code,
@@ -47,7 +47,7 @@ impl Refusal {
     }
 }
 
-impl From<TooMany> for Refusal {
+impl From<TooMany> for BotApiError {
     fn from(
         TooMany {
             retry_after,
