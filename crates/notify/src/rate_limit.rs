@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_by_token_thirty_requests_per_second_over_all_chats() {
+    fn token_allows_thirty_requests_per_second_over_all_chats() {
         let keys: Vec<_> = (1..=100).map(|chat| key(1, chat)).collect();
         assert_eq!(most_in_any(Duration::from_secs(1), &flood(&keys, 300)), 30);
         // Each token has separate limits.

@@ -13,9 +13,12 @@ pub(crate) fn semaphore_of<K: Eq + Hash>(
     key: K,
     permits: usize,
 ) -> Arc<Semaphore> {
-    semaphores.retain(|_, semaphore| semaphore.strong_count() > 0);
     if let Some(known) = semaphores.get(&key).and_then(Weak::upgrade) {
         return known;
+    }
+    if semaphores.len() == semaphores.capacity() {
+        // Only before the map would grow, so that a request does not visit those of all others.
+        semaphores.retain(|_, semaphore| semaphore.strong_count() > 0);
     }
     let semaphore = Arc::new(Semaphore::new(permits));
     semaphores.insert(key, Arc::downgrade(&semaphore));
