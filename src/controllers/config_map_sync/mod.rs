@@ -1,8 +1,8 @@
 //! `ConfigMapSync`: copies of a `ConfigMap` in other namespaces.
 //!
 //! [`plan`] lists the desired copies, [`copy`] computes their content and how an existing one is made to match, and
-//! [`status`] reports the results. Watch events ([`index`]) wake the syncs that they concern. The copies are deleted
-//! before their sync is (`finalize`).
+//! [`status`] reports the results. Watch events ([`index`]) wake the syncs that they concern. The copies are listed
+//! (`lists`) and deleted before their sync is (`finalize`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -31,6 +31,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use self::copy::DesiredCopy;
 use self::index::{NamespacePresence, SyncIndex};
+use self::lists::CopyLists;
 use self::plan::{CopyPlan, PlanError};
 use self::status::{CopyProblem, CopySummary, LOOP, SOURCE_NOT_FOUND};
 use self::turns::Turns;
@@ -40,6 +41,7 @@ use crate::cli::RunConfig;
 pub mod copy;
 mod finalize;
 pub mod index;
+mod lists;
 pub mod plan;
 pub mod status;
 mod turns;
@@ -85,7 +87,7 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(10);
 /// reconcile after a minute.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(40);
 const REMOVALS_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time after which a sync that waits for its turn tries again, if the sync that should have the next turn is deleted.
+/// Time after which a sync that waits for its turn or for lists tries again, if the sync that is next is deleted.
 const TURN_RETRY: Duration = Duration::from_secs(30);
 
 const UNREADABLE: &str = "the source could not be read";
@@ -97,6 +99,7 @@ pub(crate) struct ConfigMapSyncs {
     no_cross_namespace_refs: bool,
     index: Arc<SyncIndex>,
     copies: Children<ConfigMap, ()>,
+    lists: CopyLists,
     /// Permits for copies in memory.
     copy_permits: Semaphore,
     turns: Turns,
@@ -141,6 +144,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
         }
         Ok(ConfigMapSyncs {
             scope: manager.scope.clone(),
+            lists: CopyLists::new(manager.scope.clone(), setup.trigger.clone()),
             allow_protected: config.allow_protected_destinations,
             no_cross_namespace_refs: config.no_cross_namespace_refs,
             index,
@@ -276,6 +280,7 @@ impl Controller for ConfigMapSyncs {
 
     fn forget(&self, key: &ObjectKey) {
         self.index.forget(key);
+        self.lists.forget(key);
         self.unrecorded
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
