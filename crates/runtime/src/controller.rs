@@ -145,6 +145,8 @@ pub struct Context<K: ReconciledKind> {
     pub key: ObjectKey,
     /// The object as the owner of children.
     pub owner: Owner,
+    /// True if the last reconcile failed for a transient reason. A single such failure is not written to the status.
+    pub is_failing: bool,
     shared: Arc<KindContext<K>>,
 }
 
@@ -155,6 +157,7 @@ impl<K: ReconciledKind> Context<K> {
             status: object.status().cloned().unwrap_or_default(),
             key: ObjectKey::of(object.as_ref()),
             owner,
+            is_failing: false,
             object,
             shared,
         }
@@ -610,10 +613,14 @@ impl<C: Controller> Reconcile for Reconciler<C> {
             status,
             ..Context::new(shared, Arc::clone(&object), owner)
         };
+        cx.is_failing = self.failing().contains(&cx.key);
         match self.run(&mut cx).await {
             Ok(outcome) => {
-                self.failing().remove(&cx.key);
                 let requeue = outcome.as_ref().map(|it| it.requeue).unwrap_or_default();
+                // What the object waits for may still fail.
+                if !matches!(requeue, Requeue::InFlight(_)) {
+                    self.failing().remove(&cx.key);
+                }
                 let last = update.take();
                 *update = outcome.and_then(|outcome| self.draft(cx, last, outcome, false, false));
                 Ok(requeue)
@@ -671,6 +678,7 @@ mod tests {
     use tower::{BoxError, service_fn};
 
     use super::*;
+    use crate::error::WRITE_FAILED;
     use crate::testing::{Widget, WidgetStatus};
 
     /// Controller whose reconciles have these results, in turn. The controller records the status and the freshness
@@ -678,6 +686,8 @@ mod tests {
     struct Widgets {
         results: Mutex<Vec<Result<Outcome>>>,
         seen: Mutex<Vec<(WidgetStatus, bool)>>,
+        /// Whether each reconcile knew of an earlier failure.
+        failing: Mutex<Vec<bool>>,
         /// True if everything has been listed.
         is_synced: bool,
     }
@@ -692,6 +702,7 @@ mod tests {
         async fn reconcile(&self, cx: &mut Context<Widget>) -> Result<Outcome> {
             let seen = (cx.status.clone(), cx.owner.is_fresh());
             self.seen.lock().unwrap().push(seen);
+            self.failing.lock().unwrap().push(cx.is_failing);
             self.results.lock().unwrap().remove(0)
         }
 
@@ -741,6 +752,7 @@ mod tests {
             let widgets = Widgets {
                 results: Mutex::new(results),
                 seen: Mutex::default(),
+                failing: Mutex::default(),
                 is_synced: true,
             };
             Self {
@@ -870,6 +882,19 @@ mod tests {
         fixture.write_status().await.unwrap();
         let (_, body) = fixture.writes.recv().await.unwrap();
         assert_eq!(body["metadata"]["resourceVersion"], "8");
+    }
+
+    #[tokio::test]
+    async fn controller_knows_of_a_failure_until_a_reconcile_succeeds() {
+        let failed = || Err(Error::other(Class::Transient, WRITE_FAILED, "no answer"));
+        let waiting = Outcome::unchanged().requeue(Requeue::InFlight(Duration::ZERO));
+        let results = vec![failed(), failed(), Ok(waiting), Ok(outcome("A")), failed()];
+        let mut fixture = Fixture::start(200, results);
+        for _ in 0..5 {
+            let _ = fixture.reconcile(widget("1", "7", None)).await;
+        }
+        let failing = fixture.reconciler.controller.failing.lock().unwrap();
+        assert_eq!(*failing, [false, true, true, true, false]);
     }
 
     #[tokio::test]

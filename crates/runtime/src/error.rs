@@ -21,7 +21,7 @@ pub const FORBIDDEN: &str = "Forbidden";
 pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 /// Reason of an object whose child the apiserver rejects.
 pub const WRITE_REJECTED: &str = "WriteRejected";
-/// Reason of an object for which a request failed.
+/// Reason of an object for which requests failed more than once.
 pub const WRITE_FAILED: &str = "WriteFailed";
 
 /// Class of an error, which decides when to reconcile again.

@@ -39,7 +39,8 @@ impl ConfigMapSyncs {
                 message,
             } = first;
             let message = format!("the copy in {namespace} cannot be deleted: {message}");
-            return with_error(blocked(cx, reason, message), true, error).map(Some);
+            let outcome = blocked(cx, reason, message);
+            return with_error(cx.is_failing, outcome, true, error).map(Some);
         }
         Ok(forbidden.map(|message| blocked(cx, FORBIDDEN, message)))
     }

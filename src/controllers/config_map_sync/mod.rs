@@ -257,7 +257,7 @@ impl Controller for ConfigMapSyncs {
         };
         self.record_writes(cx, has_written);
         let outcome = status::outcome(&mut cx.status, &summary, whole_seconds(Timestamp::now()));
-        with_error(outcome, is_polled, error)
+        with_error(cx.is_failing, outcome, is_polled, error)
     }
 
     async fn finalize(&self, cx: &mut Context<ConfigMapSync>) -> Result<Option<Outcome>> {
@@ -331,7 +331,7 @@ impl ConfigMapSyncs {
         } = CopyTotals::of(removed);
         self.record_writes(cx, has_written);
         let outcome = blocked(cx, SOURCE_NOT_FOUND, message);
-        with_error(outcome, !problems.is_empty(), error)
+        with_error(cx.is_failing, outcome, !problems.is_empty(), error)
     }
 
     /// Deletes or orphans the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns
@@ -512,7 +512,8 @@ impl CopyTotals {
                 reason,
                 message,
             });
-            if is_retried {
+            // A conflict alone is never reported.
+            if is_retried && totals.error.as_ref().is_none_or(Error::is_stale) {
                 totals.error = Some(error);
             }
         }
@@ -549,11 +550,51 @@ fn blocked(
     }
 }
 
-/// Ends a reconcile with an outcome, and the error that is retried.
-fn with_error(outcome: Outcome, is_polled: bool, error: Option<Error>) -> Result<Outcome> {
+/// Ends a reconcile with an outcome, and the error that is retried. With an error, only a sync that `is_failing`
+/// already reports the outcome: a single failed request is not reported.
+fn with_error(
+    is_failing: bool,
+    outcome: Outcome,
+    is_polled: bool,
+    error: Option<Error>,
+) -> Result<Outcome> {
     match error {
-        Some(error) => Err(error.with_outcome(outcome)),
+        Some(error) if is_failing => Err(error.with_outcome(outcome)),
+        Some(error) => Err(error),
         None if is_polled => Ok(outcome.requeue(Requeue::Poll)),
         None => Ok(outcome),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+
+    use super::*;
+
+    fn conflict() -> Error {
+        Error::Stale("the copy has changed".into())
+    }
+
+    #[rstest]
+    #[case::first(vec![late("a")], false, false)]
+    #[case::second(vec![late("a")], true, true)]
+    #[case::before_a_conflict(vec![late("a"), conflict()], true, true)]
+    #[case::after_a_conflict(vec![conflict(), late("a")], true, true)]
+    fn failed_request_is_reported_once_it_repeats(
+        #[case] errors: Vec<Error>,
+        #[case] is_failing: bool,
+        #[case] is_reported: bool,
+    ) {
+        let copy = ObjectKey::new("shop", "copy");
+        let results = errors.into_iter().map(|error| (copy.clone(), Err(error)));
+        let totals = CopyTotals::of(results.collect());
+        assert!(totals.problems.iter().all(|it| it.reason == WRITE_FAILED));
+        let outcome = Outcome::failed(WRITE_FAILED, "0 of 1 copies match");
+        let error = with_error(is_failing, outcome, false, totals.error).unwrap_err();
+        let has_outcome = matches!(error, Error::WithOutcome { .. });
+        assert_eq!((has_outcome, error.is_stale()), (is_reported, false));
     }
 }

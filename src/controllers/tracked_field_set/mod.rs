@@ -285,6 +285,8 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         let requeue = writes::requeue(made, written.remaining, delays);
         let outcome = outcome.requeue(requeue);
         match written.error {
+            // A single failed request is not reported.
+            Some(error) if outcome.reason == WRITE_FAILED && !cx.is_failing => Err(error),
             Some(error) => Err(error.with_outcome(outcome)),
             None => Ok(outcome),
         }

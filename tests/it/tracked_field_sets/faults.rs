@@ -106,6 +106,24 @@ async fn rejected_deletion_waits_and_delays_no_other_write() {
     bed.set_reads("all", "Ready").await;
 }
 
+#[tokio::test]
+async fn single_failed_write_is_not_reported() {
+    let bed = Bed::shared("sets-hiccup").await;
+    let (proxy, _operator, _receiver) = with_two_children(&bed).await;
+    bed.set_reads("all", "Ready").await;
+    let creations = Match::verb(Verb::Create).resource("trackedfields");
+    let fault = proxy.inject(
+        creations,
+        Times::First(1),
+        Fault::status(StatusCode::INTERNAL_SERVER_ERROR),
+    );
+    bed.deployment("c", 1).await;
+    bed.children_of("all", &["a", "b", "c"]).await;
+    bed.set_reads("all", "Ready").await;
+    assert_eq!(fault.hits(), 1);
+    assert!(bed.events("all", "WriteFailed").await.is_empty());
+}
+
 /// The version of the child is a precondition of its deletion.
 #[tokio::test]
 async fn deletion_of_a_changed_child_waits_for_the_watch() {
