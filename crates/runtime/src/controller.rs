@@ -3,7 +3,7 @@
 //! then publishes at most one Event. Under load the status waits for reconciles, and only the newest one is written.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -345,6 +345,24 @@ impl<K: ReconciledKind> StatusUpdate<K> {
     }
 }
 
+/// Write of a status that has no answer, or failed. The apiserver may have stored the status all the same: the Event is
+/// published once a later reconcile finds or writes the same outcome.
+struct UnansweredWrite<K> {
+    /// The object before the write.
+    before: Arc<K>,
+    reason: Cow<'static, str>,
+    message: String,
+}
+
+impl<K: ReconciledKind> UnansweredWrite<K> {
+    /// Returns whether the write was of this outcome of the object.
+    fn is_of(&self, object: &K, outcome: &Outcome) -> bool {
+        self.before.uid() == object.uid()
+            && self.reason == outcome.reason
+            && self.message == outcome.message
+    }
+}
+
 /// A controller and its state in the runtime.
 pub(super) struct Reconciler<C: Controller> {
     pub controller: C,
@@ -354,6 +372,8 @@ pub(super) struct Reconciler<C: Controller> {
     dedup: EventDedup,
     /// Objects whose last reconcile failed for a transient reason. A single such failure is not written to the status.
     failing: Mutex<HashSet<ObjectKey>>,
+    /// Last write of each object's status, while its Event is not published.
+    unanswered: Mutex<HashMap<ObjectKey, UnansweredWrite<C::Kind>>>,
 }
 
 impl<C: Controller> Reconciler<C> {
@@ -364,6 +384,7 @@ impl<C: Controller> Reconciler<C> {
             sync,
             dedup: EventDedup::default(),
             failing: Mutex::default(),
+            unanswered: Mutex::default(),
         }
     }
 
@@ -395,6 +416,12 @@ impl<C: Controller> Reconciler<C> {
 
     fn failing(&self) -> MutexGuard<'_, HashSet<ObjectKey>> {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, HashMap<ObjectKey, UnansweredWrite<C::Kind>>> {
+        self.unanswered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn run(&self, cx: &mut Context<C::Kind>) -> Result<Option<Outcome>> {
@@ -451,6 +478,10 @@ impl<C: Controller> Reconciler<C> {
             let (condition, now) = (outcome.condition(), Time(Timestamp::now()));
             C::Kind::set_ready_condition(&mut cx.status, &condition, generation, now);
             is_silent &= C::Kind::ready_annotations(&condition).is_empty();
+            // An earlier write may have stored the status, and its Event is not published yet.
+            let unanswered = self.unanswered();
+            let last = unanswered.get(&cx.key);
+            is_silent &= !last.is_some_and(|last| last.is_of(&cx.object, &outcome));
         }
         if is_silent && cx.is_written() {
             self.controller.status_written(&cx);
@@ -478,21 +509,29 @@ impl<C: Controller> Reconciler<C> {
             // A missing object is no error: the watch will show its deletion.
             annotated = cx.try_annotate(&annotations).await.map(drop);
         }
+        let is_news = !matches!(
+            (outcome.progress, outcome.event),
+            (Progress::Unchanged, _) | (_, EventPolicy::Renew(_))
+        );
+        let unanswered = is_news.then(|| self.begin_write(cx, outcome));
+        let is_stored = cx.is_written();
         let written = cx.try_write_status().await;
         // The apiserver stores no status of an object that its schema rejects. Only the Event then has the reason.
         let is_rejected = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
         let mut renewal = None;
-        let is_due = if let EventPolicy::Renew(period) = outcome.event {
-            let (is_due, left) = self.dedup.renew(&cx.key, outcome, period);
-            renewal = left;
-            is_due
-        } else if is_rejected || matches!(written, Ok(Some(_))) {
-            let generation = cx.object.meta().generation.unwrap_or_default();
-            let before = cx.object.ready_condition().filter(|_| !is_rejected);
-            self.dedup.is_due(&cx.key, generation, outcome, before)
-        } else {
-            false
-        };
+        let mut is_due = false;
+        if let EventPolicy::Renew(period) = outcome.event {
+            (is_due, renewal) = self.dedup.renew(&cx.key, outcome, period);
+        } else if let Some((before, is_repeated)) = unanswered
+            && (is_rejected || written.is_ok())
+        {
+            self.unanswered().remove(&cx.key);
+            if is_rejected || matches!(written, Ok(Some(_))) || (is_repeated && is_stored) {
+                let generation = cx.object.meta().generation.unwrap_or_default();
+                let before = before.ready_condition().filter(|_| !is_rejected);
+                is_due = self.dedup.is_due(&cx.key, generation, outcome, before);
+            }
+        }
         if is_due {
             let is_failed = outcome.is_failed();
             if is_failed && !update.is_logged {
@@ -520,6 +559,24 @@ impl<C: Controller> Reconciler<C> {
         written?;
         self.controller.status_written(cx);
         Ok(renewal)
+    }
+
+    /// Records a write of the status as unanswered. Returns the object before the first unanswered write of the
+    /// outcome, and whether that is an earlier one.
+    fn begin_write(&self, cx: &Context<C::Kind>, outcome: &Outcome) -> (Arc<C::Kind>, bool) {
+        let mut unanswered = self.unanswered();
+        if let Some(last) = unanswered.get(&cx.key)
+            && last.is_of(&cx.object, outcome)
+        {
+            return (Arc::clone(&last.before), true);
+        }
+        let write = UnansweredWrite {
+            before: Arc::clone(&cx.object),
+            reason: outcome.reason.clone(),
+            message: outcome.message.clone(),
+        };
+        unanswered.insert(cx.key.clone(), write);
+        (Arc::clone(&cx.object), false)
     }
 
     fn failure(&self, error: Error) -> Failure {
@@ -661,6 +718,7 @@ impl<C: Controller> Reconcile for Reconciler<C> {
         self.shared.own_writes.forget(key);
         self.dedup.forget(key);
         self.failing().remove(key);
+        self.unanswered().remove(key);
     }
 }
 
@@ -773,6 +831,16 @@ mod tests {
                 .await
         }
 
+        /// Returns the reason of the next Event.
+        async fn next_event(&mut self) -> Value {
+            loop {
+                let (path, body) = self.writes.recv().await.unwrap();
+                if path.ends_with("/events") {
+                    return body["reason"].clone();
+                }
+            }
+        }
+
         /// Returns what the last reconcile saw.
         fn seen(&self) -> (WidgetStatus, bool) {
             self.reconciler
@@ -882,6 +950,28 @@ mod tests {
         fixture.write_status().await.unwrap();
         let (_, body) = fixture.writes.recv().await.unwrap();
         assert_eq!(body["metadata"]["resourceVersion"], "8");
+    }
+
+    #[tokio::test]
+    async fn event_of_an_unanswered_write_is_published_once() {
+        let results = ["A", "A", "A", "A", "B", "B"].map(|reason| Ok(outcome(reason)));
+        let mut fixture = Fixture::start(500, results.into());
+        let stored = |version, ready| widget("1", version, Some(status(ready)));
+        // The first write is lost, the second one is stored.
+        for _ in 0..2 {
+            fixture.reconcile(widget("1", "7", None)).await.unwrap();
+            fixture.write_status().await.unwrap_err();
+        }
+        fixture.reconcile(stored("8", "A")).await.unwrap();
+        fixture.write_status().await.unwrap();
+        assert_eq!(fixture.next_event().await, "A");
+        fixture.reconcile(stored("8", "A")).await.unwrap();
+        assert!(fixture.update.is_none());
+        fixture.reconcile(stored("8", "A")).await.unwrap();
+        fixture.write_status().await.unwrap_err();
+        fixture.reconcile(stored("9", "B")).await.unwrap();
+        fixture.write_status().await.unwrap();
+        assert_eq!(fixture.next_event().await, "B");
     }
 
     #[tokio::test]
