@@ -36,6 +36,7 @@ use self::when::{ParsedWhen, ParsedWhens};
 
 pub mod field;
 pub(crate) mod follower;
+mod followers;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzz;
 pub mod grants;

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 const MISMATCH_TTL: Duration = Duration::from_secs(1);
 
 /// Key of an object of any resource.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct TargetKey {
     pub resource: ResourceName,
     /// The object's namespace; empty for a cluster-scoped one.

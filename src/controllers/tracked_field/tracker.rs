@@ -27,6 +27,7 @@ use tracing::warn;
 
 use super::field::Selectors;
 use super::follower::{Certainty, FollowIdentity, Follower, ReadTicket};
+use super::followers::FollowersByTarget;
 use super::lookup::{Lookup, LookupMode, LookupResults, Lookups, Unreadable};
 use super::resolver::{TargetKey, is_watched_by_metadata};
 use super::watch_event::{WatchEvent, WatchEventQueue};
@@ -51,7 +52,7 @@ struct TrackerState {
     leads_since: Option<u64>,
     /// Boxed: a large table is at most half full after it has grown.
     followers: HashMap<ObjectKey, Box<Follower>>,
-    targets: HashMap<TargetKey, Vec<ObjectKey>>,
+    targets: FollowersByTarget,
     /// Watches by resource and watched namespace.
     watches: HashMap<(ResourceName, Option<String>), TargetWatch>,
     /// Events of large objects, and later ones of the same objects.
@@ -188,10 +189,7 @@ impl Tracker {
             follower.buffer = before.buffer;
         }
         state.followers.insert(key.clone(), Box::new(follower));
-        let followers = state.targets.entry(target.clone());
-        // Most targets have one follower.
-        let followers = followers.or_insert_with(|| Vec::with_capacity(1));
-        followers.push(key.clone());
+        state.targets.insert(target, key);
         was_followed
     }
 
@@ -202,10 +200,8 @@ impl Tracker {
 
     /// Returns whether any target of `resource` is followed.
     pub fn follows(&self, resource: &ResourceName) -> bool {
-        self.state()
-            .targets
-            .keys()
-            .any(|target| target.resource == *resource)
+        let state = self.state();
+        state.targets.of_watch(resource, None).next().is_some()
     }
 
     /// Forgets the watch of `resource`, which has stopped.
@@ -233,7 +229,7 @@ impl Tracker {
         if !requester.has_to_be_read(trusted) {
             return None;
         }
-        let keys = state.targets.get(&requester.target).into_iter().flatten();
+        let keys = state.targets.of(&requester.target);
         let followers = keys.filter_map(|key| Some((key, state.followers.get(key)?)));
         let unread = followers.filter(|(_, follower)| follower.has_to_be_read(trusted));
         let tickets = unread.map(|(key, follower)| (key.clone(), follower.read_ticket()));
@@ -257,13 +253,11 @@ impl Tracker {
         limit: usize,
     ) -> ReadTickets {
         let state = self.state();
-        let followers = state.leads_since.map(|_| state.followers.iter());
-        let unread = followers.into_iter().flatten().filter(|(_, follower)| {
-            follower.target.resource == *resource
-                && is_watched_in(&follower.target, watched_namespace)
-                && !follower.is_deferred
-                && follower.has_to_be_read(trusted)
-        });
+        let of_watch = |_| state.targets.of_watch(resource, watched_namespace);
+        let keys = state.leads_since.map(of_watch).into_iter().flatten();
+        let followers = keys.filter_map(|key| Some((key, state.followers.get(key)?)));
+        let unread = followers
+            .filter(|(_, follower)| !follower.is_deferred && follower.has_to_be_read(trusted));
         let tickets = unread.map(|(key, follower)| (key.clone(), follower.read_ticket()));
         ReadTickets(tickets.take(limit).collect())
     }
@@ -296,10 +290,10 @@ impl Tracker {
         object: RawObject,
     ) {
         let target = TargetKey::of(resource, &object);
-        let keys = self.state().targets.get(&target).cloned();
-        let Some(keys) = keys else {
+        let keys: Vec<_> = self.state().targets.of(&target).cloned().collect();
+        if keys.is_empty() {
             return;
-        };
+        }
         let is_read = object.text_len() <= MAX_INLINE_BYTES && {
             let read = || self.read(&target, tickets, Some(object));
             catch_unwind(AssertUnwindSafe(read)).is_ok()
@@ -417,7 +411,7 @@ impl Tracker {
         let of_target = state
             .followers
             .get(key)
-            .and_then(|follower| state.targets.get(&follower.target));
+            .map(|follower| state.targets.of(&follower.target));
         of_target.into_iter().flatten().any(|key| {
             state
                 .followers
@@ -451,7 +445,7 @@ impl Tracker {
         let TrackerState {
             followers, targets, ..
         } = &mut *state;
-        for key in targets.get(&target).into_iter().flatten() {
+        for key in targets.of(&target) {
             if followers
                 .get_mut(key)
                 .is_some_and(|follower| follower.observe_metadata(metadata))
@@ -571,7 +565,7 @@ impl Tracker {
         let target = TargetKey::of(resource, &object);
         let mut state = self.state();
         // Most objects are not targets.
-        if !state.accepts_events_of(&target) || !state.targets.contains_key(&target) {
+        if !state.accepts_events_of(&target) || state.targets.of(&target).next().is_none() {
             return;
         }
         let event = WatchEvent {
@@ -696,19 +690,9 @@ impl Tracker {
     /// Wakes every follower of `resource` in `watched_namespace`.
     fn wake_all(&self, resource: &ResourceName, watched_namespace: Option<&str>) {
         let state = self.state();
-        for (target, keys) in &state.targets {
-            if target.resource == *resource && is_watched_in(target, watched_namespace) {
-                for key in keys {
-                    self.trigger.wake(key);
-                }
-            }
-        }
+        let followers = state.targets.of_watch(resource, watched_namespace);
+        self.trigger.wake_all(followers);
     }
-}
-
-/// Returns whether a watch of this namespace shows `target`; `None` is all namespaces.
-fn is_watched_in(target: &TargetKey, watched_namespace: Option<&str>) -> bool {
-    watched_namespace.is_none_or(|namespace| *target.namespace == *namespace)
 }
 
 impl TrackerState {
@@ -737,7 +721,7 @@ impl TrackerState {
 
     /// Returns the lookups for all followers of `target`.
     fn lookups(&self, target: &TargetKey) -> Lookups {
-        let followers = self.targets.get(target).into_iter().flatten();
+        let followers = self.targets.of(target);
         let mut lookups = Lookups::default();
         for follower in followers.filter_map(|key| self.followers.get(key)) {
             lookups.add(&follower.selectors, follower.known_value(), true);
@@ -747,7 +731,7 @@ impl TrackerState {
 
     /// Calls `with` for each follower of `target`.
     fn each_of(&mut self, target: &TargetKey, mut with: impl FnMut(&ObjectKey, &mut Follower)) {
-        for key in self.targets.get(target).into_iter().flatten() {
+        for key in self.targets.of(target) {
             if let Some(follower) = self.followers.get_mut(key) {
                 with(key, follower);
             }
@@ -762,12 +746,7 @@ impl TrackerState {
 
     fn forget(&mut self, key: &ObjectKey) -> Option<Box<Follower>> {
         let follower = self.followers.remove(key)?;
-        if let Some(keys) = self.targets.get_mut(&follower.target) {
-            keys.retain(|other| other != key);
-            if keys.is_empty() {
-                self.targets.remove(&follower.target);
-            }
-        }
+        self.targets.remove(&follower.target, key);
         Some(follower)
     }
 }
@@ -820,6 +799,7 @@ impl Tracker {
         let mut state = self.state();
         let TrackerState {
             followers,
+            targets,
             watches,
             epochs,
             ..
@@ -829,10 +809,8 @@ impl Tracker {
             .or_default();
         *epochs += 1;
         (watch.relist, watch.epoch) = (Some(relist), *epochs);
-        for follower in followers.values_mut() {
-            if follower.target.resource == *resource
-                && is_watched_in(&follower.target, watched_namespace)
-            {
+        for key in targets.of_watch(resource, watched_namespace) {
+            if let Some(follower) = followers.get_mut(key) {
                 follower.listed = false;
                 if follower.certainty == Certainty::NeedsRead {
                     follower.await_list();
@@ -864,14 +842,15 @@ impl Tracker {
             return;
         }
         let TrackerState {
-            followers, queue, ..
+            followers,
+            targets,
+            queue,
+            ..
         } = &mut *state;
-        for (key, follower) in followers {
-            if follower.target.resource != *resource
-                || !is_watched_in(&follower.target, watched_namespace)
-            {
+        for key in targets.of_watch(resource, watched_namespace) {
+            let Some(follower) = followers.get_mut(key) else {
                 continue;
-            }
+            };
             // The list has shown the object.
             if queue.holds_since(&follower.target, epoch) {
                 continue;

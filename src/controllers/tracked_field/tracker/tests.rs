@@ -864,3 +864,53 @@ async fn full_queue_makes_a_large_object_be_read() {
     tracker.on_deleted(&resource(), object("b", 9, "b"));
     assert_eq!(taken(&tracker, &other, &identity), [None]);
 }
+
+#[test]
+fn followers_of_other_watches_are_not_visited() {
+    let tracker = Tracker::new(Trigger::default(), true);
+    let other = ResourceName {
+        api_version: "example.com/v1".into(),
+        plural: "others".into(),
+    };
+    let here = resource();
+    let key = |resource: &ResourceName, namespace: &str, number: usize| {
+        ObjectKey::new(namespace, &format!("{}-{number}", resource.plural))
+    };
+    let follow = |resource: &ResourceName, namespace: &str, number: usize| {
+        let target = TargetKey::new(resource, namespace, &number.to_string());
+        let key = key(resource, namespace, number);
+        follow(&tracker, &key, &identity("1", "a"), &target);
+    };
+    for number in 0..100 {
+        for (resource, namespace) in [(&other, "shop"), (&here, "a"), (&here, "shop-a")] {
+            follow(resource, namespace, number);
+        }
+    }
+    for number in 0..2 {
+        follow(&here, "shop", number);
+    }
+    let visits = |search: &dyn Fn()| {
+        tracker.state().targets.visits.set(0);
+        search();
+        tracker.state().targets.visits.get()
+    };
+    let shop = Some("shop");
+    // A search ends at the first follower that the watch does not show.
+    assert_eq!(visits(&|| tracker.on_list_started(&here, shop, 0)), 3);
+    assert_eq!(visits(&|| tracker.on_list_done(&here, shop)), 3);
+    let unread = || tracker.unread_of(&here, shop, Duration::MAX, usize::MAX);
+    assert_eq!(visits(&|| assert_eq!(unread().count(), 2)), 3);
+    assert_eq!(visits(&|| tracker.wake_all(&here, shop)), 3);
+    let untracked = object("untracked", 5, "x");
+    let show = || tracker.on_applied(&here, untracked.clone());
+    assert_eq!(visits(&show), 1);
+    let follows = |resource: &ResourceName| visits(&|| assert!(tracker.follows(resource)));
+    assert_eq!((follows(&other), follows(&here)), (1, 1));
+    for number in 0..100 {
+        assert_eq!(
+            visits(&|| _ = tracker.forget(&key(&other, "shop", number))),
+            0
+        );
+    }
+    assert!(!tracker.follows(&other));
+}
