@@ -142,10 +142,12 @@ impl<K: Kind + Clone + 'static> Cache<K> {
     }
 
     fn notify_all(&self, namespace: Option<&str>) {
-        for object in self.objects.all() {
-            if ObjectKey::of(object.as_ref()).is_in(namespace) {
-                self.notify(CacheChange::Present(object));
-            }
+        let objects = match namespace {
+            Some(namespace) => self.objects.in_namespace(namespace, |_| true),
+            None => self.objects.all(),
+        };
+        for object in objects {
+            self.notify(CacheChange::Present(object));
         }
     }
 
@@ -193,8 +195,7 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
     }
 
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
-        let keys = self.objects.keys().into_iter();
-        keys.filter(|key| key.is_in(namespace)).collect()
+        self.objects.keys(namespace)
     }
 
     fn phase(&self, namespace: Option<&str>, phase: &WatchPhase) {

@@ -1,7 +1,7 @@
 //! Cache of watched children that are not stored whole: whether each matches its desired state, and a summary for the
 //! owner's status.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use qm_core::shared;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
+use crate::objects::in_namespace;
 use crate::ownership::owner_of;
 use crate::{ObjectKey, version, write};
 
@@ -27,8 +28,8 @@ pub struct ChildCache<S> {
 }
 
 struct CacheState<S> {
-    /// Boxed: a large table is at most half full after it has grown.
-    known: HashMap<ObjectKey, Box<CacheEntry<S>>>,
+    /// Boxed: many slots of a large tree are empty.
+    known: BTreeMap<ObjectKey, Box<CacheEntry<S>>>,
     /// Names for which a read found no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
@@ -132,7 +133,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Creates an empty cache. A confirmed match counts for the time `trust`.
     pub fn new(trust: Duration) -> Self {
         let state = Mutex::new(CacheState {
-            known: HashMap::new(),
+            known: BTreeMap::new(),
             absent: HashSet::new(),
             external_deletions: HashSet::new(),
             deleting: HashMap::new(),
@@ -434,9 +435,10 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Returns the children in `namespace` (`None`: in any) that are known, or whose requests are in flight.
     pub fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
-        let unknown = |key: &&ObjectKey| !state.known.contains_key(*key);
-        let keys = state.reads.keys().filter(unknown).chain(state.known.keys());
-        keys.filter(|key| key.is_in(namespace)).cloned().collect()
+        let unknown = |key: &&ObjectKey| key.is_in(namespace) && !state.known.contains_key(*key);
+        let known = in_namespace(&state.known, namespace).map(|(key, _)| key);
+        let keys = state.reads.keys().filter(unknown).chain(known);
+        keys.cloned().collect()
     }
 }
 

@@ -40,12 +40,8 @@ impl<K> Objects<K> {
 
     /// Returns the objects of `namespace` that satisfy the predicate. Objects of other namespaces cost nothing.
     pub fn in_namespace(&self, namespace: &str, is_selected: impl Fn(&K) -> bool) -> Vec<Arc<K>> {
-        // The keys sort by namespace, and no name is empty.
-        let first = ObjectKey::new(namespace, "");
         self.read(|objects| {
-            objects
-                .range(first..)
-                .take_while(|(key, _)| key.is_in(Some(namespace)))
+            in_namespace(objects, Some(namespace))
                 .map(|(_, object)| object)
                 .filter(|object| is_selected(object))
                 .cloned()
@@ -58,9 +54,12 @@ impl<K> Objects<K> {
         self.read(|objects| objects.values().cloned().collect())
     }
 
-    /// Returns the keys of all objects.
-    pub fn keys(&self) -> Vec<ObjectKey> {
-        self.read(|objects| objects.keys().cloned().collect())
+    /// Returns the keys of the objects in `namespace`, `None` for all namespaces.
+    pub fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
+        self.read(|objects| {
+            let entries = in_namespace(objects, namespace);
+            entries.map(|(key, _)| key.clone()).collect()
+        })
     }
 
     /// Returns whether there is no object.
@@ -83,6 +82,18 @@ impl<K: ResourceExt> Objects<K> {
         objects.insert(key, Arc::clone(&object));
         object
     }
+}
+
+/// Returns the entries in `namespace`, `None` for all namespaces. Entries of other namespaces cost nothing.
+pub fn in_namespace<'a, V>(
+    entries: &'a BTreeMap<ObjectKey, V>,
+    namespace: Option<&str>,
+) -> impl Iterator<Item = (&'a ObjectKey, &'a V)> {
+    // The keys sort by namespace, and no name is empty.
+    let first = ObjectKey::new(namespace.unwrap_or_default(), "");
+    entries
+        .range(first..)
+        .take_while(move |(key, _)| key.is_in(namespace))
 }
 
 #[cfg(test)]
@@ -124,5 +135,8 @@ mod tests {
         assert_eq!((names, visits.get()), (vec!["y".to_owned()], 2));
         assert_eq!(objects.in_namespace("bb", |_| true).len(), 100);
         assert!(objects.in_namespace("d", |_| true).is_empty());
+        let keys = ["x", "y"].map(|name| ObjectKey::new("b", name));
+        assert_eq!(objects.keys(Some("b")), keys);
+        assert_eq!(objects.keys(None).len(), 402);
     }
 }

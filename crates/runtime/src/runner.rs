@@ -466,7 +466,7 @@ impl<R: Reconcile> Runner<R> {
     /// Reconciles every cached object, then each triggered object, until the future is dropped.
     pub async fn run(self, objects: Objects<R::Object>, trigger: Trigger<R::Object>) {
         let mut woken = trigger.open();
-        for object in objects.keys() {
+        for object in objects.keys(None) {
             self.triggered(object);
         }
         let mut retries = pin!(self.retry_after_outages(&trigger));
