@@ -12,6 +12,7 @@ use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::manager::NamespaceMeta;
+use qm_runtime::objects::in_namespace;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, NewIndex, ResourceName, SyncState, WatchPhase, WatchProblem};
@@ -41,13 +42,25 @@ pub(crate) struct SetIndex {
 #[derive(Default)]
 struct IndexState {
     sets: BTreeMap<ObjectKey, Selected>,
+    /// The keys of `sets` by the resource that they select.
+    by_resource: HashMap<ResourceName, SetsOfResource>,
     /// Labels of each namespace.
     namespaces: BTreeMap<String, BTreeMap<String, String>>,
     /// Watches by resource and watched namespace.
     watches: HashMap<(ResourceName, Option<String>), Watch>,
-    fields: HashMap<ObjectKey, Tracking>,
+    fields: BTreeMap<ObjectKey, Tracking>,
     /// The keys of `fields` by identity.
     identities: BTreeSet<(Identity, ObjectKey)>,
+}
+
+/// The sets that select one resource.
+#[derive(Default)]
+struct SetsOfResource {
+    /// Keys by each namespace that a set names, `None` for a set that names none.
+    keys: BTreeSet<(Option<String>, ObjectKey)>,
+    /// Number of sets that searches visited.
+    #[cfg(test)]
+    visits: std::cell::Cell<usize>,
 }
 
 /// Selection of a set and the resources that match.
@@ -162,12 +175,12 @@ impl SetIndex {
             },
             shown_since_list: None,
         };
-        state.sets.insert(set.clone(), selected);
+        state.insert_set(set, selected);
     }
 
     /// Forgets the selection of the set. Returns whether there was one.
     pub fn forget(&self, set: &ObjectKey) -> bool {
-        self.state().sets.remove(set).is_some()
+        self.state().remove_set(set).is_some()
     }
 
     /// Returns the problem of a watch that shows resources of the set.
@@ -389,12 +402,16 @@ impl SetIndex {
         let (mut is_kept, mut changed) = (false, Vec::new());
         let mut state = self.state();
         let IndexState {
-            sets, namespaces, ..
+            sets,
+            by_resource,
+            namespaces,
+            ..
         } = &mut *state;
-        for (set, selected) in sets {
-            if selected.selection.resource != *resource {
+        let of_resource = by_resource.get(resource).into_iter();
+        for set in of_resource.flat_map(|it| it.reaching(&namespace)) {
+            let Some(selected) = sets.get_mut(set) else {
                 continue;
-            }
+            };
             if selected.record_shown(&key) {
                 changed.push(set.clone());
             }
@@ -439,10 +456,14 @@ impl SetIndex {
     fn delete(&self, resource: &ResourceName, key: &ObjectKey, last: Option<u64>) {
         let mut changed = Vec::new();
         let mut state = self.state();
-        for (set, selected) in &mut state.sets {
-            if selected.selection.resource != *resource {
+        let IndexState {
+            sets, by_resource, ..
+        } = &mut *state;
+        let of_resource = by_resource.get(resource).into_iter();
+        for set in of_resource.flat_map(|it| it.reaching(&key.namespace)) {
+            let Some(selected) = sets.get_mut(set) else {
                 continue;
-            }
+            };
             if selected.record_shown(key) {
                 changed.push(set.clone());
             }
@@ -470,25 +491,27 @@ impl SetIndex {
             WatchPhase::Failed(problem) => watch.problem = Some(problem.clone()),
             WatchPhase::Stopped(_) => *watch = Watch::default(),
         }
-        let mut sets = Vec::new();
-        for (set, selected) in &mut state.sets {
-            if selected.selection.resource != *resource {
+        let of_resource = state.by_resource.get(resource);
+        let concerned = of_resource.map(|it| it.of_watch(namespace));
+        let concerned = concerned.unwrap_or_default();
+        for set in &concerned {
+            let Some(selected) = state.sets.get_mut(set) else {
                 continue;
-            }
-            sets.push(set.clone());
+            };
             selected.changes.all |= matches!(phase, WatchPhase::Listed | WatchPhase::Stopped(_));
             // After a restore of etcd, the versions in a newer list are lower than the known ones.
             if let WatchPhase::Listing { .. } = phase {
                 selected.shown_since_list = None;
-                let targets = selected.targets.iter_mut();
-                for (_, target) in targets.filter(|(key, _)| key.is_in(namespace)) {
+                let first = ObjectKey::new(namespace.unwrap_or_default(), "");
+                let targets = selected.targets.range_mut(first..);
+                for (_, target) in targets.take_while(|(key, _)| key.is_in(namespace)) {
                     target.version = 0;
                 }
             }
         }
         drop(state);
         if !matches!(phase, WatchPhase::Listing { .. }) {
-            self.trigger.wake_all(&sets);
+            self.trigger.wake_all(&concerned);
         }
     }
 
@@ -503,7 +526,13 @@ impl SetIndex {
             return;
         }
         let mut changed = Vec::new();
-        for (set, selected) in &mut state.sets {
+        let IndexState {
+            sets, by_resource, ..
+        } = &mut *state;
+        for set in by_resource.values().flat_map(|it| it.reaching(name)) {
+            let Some(selected) = sets.get_mut(set) else {
+                continue;
+            };
             let reaches = |labels| selected.selection.reaches(name, labels);
             match (reaches(before.as_ref()), reaches(labels)) {
                 (false, true) => {
@@ -529,6 +558,29 @@ impl SetIndex {
         }
         drop(state);
         self.trigger.wake_all(&changed);
+    }
+}
+
+impl SetsOfResource {
+    /// Returns the sets that name `namespace`, and those that name none.
+    fn reaching(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
+        let named = [None, Some(namespace.to_owned())].into_iter();
+        let found = named.flat_map(move |named| {
+            let keys = self.keys.range((named.clone(), first_key())..);
+            keys.take_while(move |(of, _)| *of == named)
+        });
+        found.map(|(_, set)| set).inspect(move |_| {
+            #[cfg(test)]
+            self.visits.set(self.visits.get() + 1);
+        })
+    }
+
+    /// Returns the sets with resources that a watch of this namespace shows; `None` is all namespaces.
+    fn of_watch(&self, watched_namespace: Option<&str>) -> BTreeSet<ObjectKey> {
+        match watched_namespace {
+            Some(namespace) => self.reaching(namespace).cloned().collect(),
+            None => self.keys.iter().map(|(_, set)| set.clone()).collect(),
+        }
     }
 }
 
@@ -606,16 +658,47 @@ impl IndexState {
             && selection.matches(metadata.name.as_deref().unwrap_or_default(), labels)
     }
 
+    fn insert_set(&mut self, set: &ObjectKey, selected: Selected) {
+        self.remove_set(set);
+        let Selection {
+            resource,
+            namespaces,
+            ..
+        } = &*selected.selection;
+        let of_resource = self.by_resource.entry(resource.clone()).or_default();
+        let names = namespaces.names().into_iter();
+        of_resource
+            .keys
+            .extend(names.map(|name| (name, set.clone())));
+        self.sets.insert(set.clone(), selected);
+    }
+
+    fn remove_set(&mut self, set: &ObjectKey) -> Option<Selected> {
+        let selected = self.sets.remove(set)?;
+        let Selection {
+            resource,
+            namespaces,
+            ..
+        } = &*selected.selection;
+        if let Some(of_resource) = self.by_resource.get_mut(resource) {
+            for name in namespaces.names() {
+                of_resource.keys.remove(&(name, set.clone()));
+            }
+            if of_resource.keys.is_empty() {
+                self.by_resource.remove(resource);
+            }
+        }
+        Some(selected)
+    }
+
     fn sets_in(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
-        self.sets
-            .keys()
-            .filter(move |set| *set.namespace == *namespace)
+        in_namespace(&self.sets, Some(namespace)).map(|(set, _)| set)
     }
 
     /// Records for the sets of a namespace that a `TrackedField` of a resource has changed.
     fn target_changed(&mut self, namespace: &str, target: &ObjectKey) {
-        let sets = self.sets.iter_mut();
-        for (_, selected) in sets.filter(|(set, _)| *set.namespace == *namespace) {
+        let sets = self.sets.range_mut(ObjectKey::new(namespace, "")..);
+        for (_, selected) in sets.take_while(|(set, _)| set.is_in(Some(namespace))) {
             selected.changes.add(target);
         }
     }
@@ -685,11 +768,11 @@ impl watch::Index<RawObject> for SelectedIndex {
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let mut keys: HashSet<_> = self.then.keys(namespace).into_iter().collect();
         let state = self.sets.state();
-        for selected in state.sets.values() {
-            if selected.selection.resource == self.resource {
-                let targets = selected.targets.keys();
-                keys.extend(targets.filter(|key| key.is_in(namespace)).cloned());
-            }
+        let of_resource = state.by_resource.get(&self.resource);
+        let sets = of_resource.map(|it| it.of_watch(namespace));
+        for selected in sets.iter().flatten().filter_map(|set| state.sets.get(set)) {
+            let targets = in_namespace(&selected.targets, namespace);
+            keys.extend(targets.map(|(key, _)| key.clone()));
         }
         keys.into_iter().collect()
     }
@@ -702,9 +785,7 @@ impl watch::Index<RawObject> for SelectedIndex {
 
 impl Sets for SetIndex {
     fn selects(&self, resource: &ResourceName) -> bool {
-        let state = self.state();
-        let mut sets = state.sets.values();
-        sets.any(|set| set.selection.resource == *resource)
+        self.state().by_resource.contains_key(resource)
     }
 
     fn forget_watch(&self, resource: &ResourceName) {
@@ -745,8 +826,8 @@ impl watch::Observer<TrackedField> for SetIndex {
 
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
-        let keys = state.fields.keys();
-        keys.filter(|key| key.is_in(namespace)).cloned().collect()
+        let fields = in_namespace(&state.fields, namespace);
+        fields.map(|(key, _)| key.clone()).collect()
     }
 }
 
@@ -861,6 +942,58 @@ mod tests {
         fixture.show("shop/a", 5, &web());
         fixture.watched.delete(&ObjectKey::new("shop", "a"), None);
         assert_eq!(fixture.names(), [""; 0]);
+    }
+
+    #[test]
+    fn sets_of_other_namespaces_are_neither_visited_nor_woken() {
+        let fixture = Fixture::new(of_web());
+        let select = |namespace: &str, target: Value| {
+            let target: TargetSelector = serde_json::from_value(target).unwrap();
+            let selection = Selection::new(&target, deployments(), true, namespace).unwrap();
+            let set = ObjectKey::new(namespace, "all");
+            fixture.sets.select(&set, selection, "1");
+        };
+        for number in 0..100 {
+            select(&format!("tenant-{number}"), json!({ "kind": "Deployment" }));
+        }
+        let everywhere = json!({ "kind": "Deployment", "namespaces": { "selector": {} } });
+        select("everywhere", everywhere);
+        let visits = |change: &dyn Fn()| {
+            let visits = || {
+                fixture.sets.state().by_resource[&deployments()]
+                    .visits
+                    .get()
+            };
+            let before = visits();
+            change();
+            visits() - before
+        };
+        let shop = Some("shop");
+        assert_eq!(visits(&|| _ = fixture.show("shop/a", 1, &web())), 2);
+        assert_eq!(visits(&|| _ = fixture.watched.keys(shop)), 2);
+        let listed = || fixture.watched.phase(shop, &WatchPhase::Listed);
+        assert_eq!(visits(&listed), 2);
+        let delete = || fixture.watched.delete(&ObjectKey::new("shop", "a"), None);
+        assert_eq!(visits(&delete), 2);
+
+        let mut trigger = fixture.sets.trigger.open();
+        let create = || {
+            let labels = BTreeMap::new();
+            fixture.sets.set_namespace("tenant-7", Some(&labels));
+        };
+        assert_eq!(visits(&create), 2);
+        let woken: Vec<_> = std::iter::from_fn(|| trigger.try_recv().ok()).collect();
+        assert_eq!(woken, [ObjectKey::new("tenant-7", "all")]);
+
+        for number in 0..100 {
+            let set = ObjectKey::new(&format!("tenant-{number}"), "all");
+            assert!(fixture.sets.forget(&set));
+        }
+        assert!(fixture.sets.selects(&deployments()));
+        for set in [&set(), &ObjectKey::new("everywhere", "all")] {
+            assert!(fixture.sets.forget(set));
+        }
+        assert!(!fixture.sets.selects(&deployments()));
     }
 
     /// A rollout may remove a label and add it again, which creates no resource.

@@ -105,6 +105,14 @@ impl Selection {
 }
 
 impl SelectedNamespaces {
+    /// Returns each namespace that the selection names; a single `None` if it names none.
+    pub(super) fn names(&self) -> Vec<Option<String>> {
+        match self {
+            Self::Named(names) => names.iter().cloned().map(Some).collect(),
+            Self::Cluster | Self::Labelled(_) => vec![None],
+        }
+    }
+
     fn of(
         target: &TargetSelector,
         namespaced: bool,
