@@ -1,7 +1,7 @@
 //! Metrics of sets.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -53,31 +53,60 @@ impl SetMetrics {
             children,
             sets: Arc::default(),
         };
-        metrics.update(|_| ());
+        metrics.changed(ChildCounts::default(), ChildCounts::default());
         metrics
     }
 
     /// Records the numbers of a set.
     pub(crate) fn set(&self, set: &ObjectKey, counts: ChildCounts) {
-        self.update(|sets| {
-            sets.insert(set.clone(), counts);
-        });
+        let before = self.sets().insert(set.clone(), counts);
+        self.changed(before.unwrap_or_default(), counts);
     }
 
     /// Forgets a deleted set.
     pub fn forget(&self, set: &ObjectKey) {
-        self.update(|sets| {
-            sets.remove(set);
-        });
+        let before = self.sets().remove(set);
+        self.changed(before.unwrap_or_default(), ChildCounts::default());
     }
 
-    fn update(&self, change: impl FnOnce(&mut HashMap<ObjectKey, ChildCounts>)) {
-        let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut sets);
-        for (at, (state, _)) in ChildCounts::default().by_state().into_iter().enumerate() {
-            let sum: usize = sets.values().map(|counts| counts.by_state()[at].1).sum();
+    fn sets(&self) -> MutexGuard<'_, HashMap<ObjectKey, ChildCounts>> {
+        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the change of one set to the sums of all sets.
+    fn changed(&self, before: ChildCounts, after: ChildCounts) {
+        let signed = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        for ((state, before), (_, after)) in before.by_state().into_iter().zip(after.by_state()) {
             let gauge = self.children.get_or_create(&[("state", state)]);
-            gauge.set(i64::try_from(sum).unwrap_or(i64::MAX));
+            gauge.inc_by(signed(after) - signed(before));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_follow_the_changes_of_single_sets() {
+        let metrics = SetMetrics::register(&mut Registry::default());
+        let [a, b] = ["a", "b"].map(|name| ObjectKey::new("ops", name));
+        let counts = |current: usize, covered: usize| ChildCounts {
+            current,
+            covered,
+            ..ChildCounts::default()
+        };
+        let sums = || {
+            ["current", "leaving", "covered", "left_out"]
+                .map(|state| metrics.children.get_or_create(&[("state", state)]).get())
+        };
+        metrics.set(&a, counts(3, 1));
+        metrics.set(&b, counts(4, 0));
+        assert_eq!(sums(), [7, 0, 1, 0]);
+        metrics.set(&a, counts(1, 2));
+        assert_eq!(sums(), [5, 0, 2, 0]);
+        metrics.forget(&a);
+        metrics.forget(&a);
+        assert_eq!(sums(), [4, 0, 0, 0]);
     }
 }
