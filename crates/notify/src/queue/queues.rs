@@ -61,6 +61,9 @@ pub struct Queues {
     queue_by_field: HashMap<ObjectKey, ObjectKey>,
     /// Queue that has entries of a `TrackedField` in flight: in its request, or with an unrecorded outcome.
     pub(super) in_flight: HashMap<ObjectKey, ObjectKey>,
+    /// Contact point whose receiver last refused an entry of each `TrackedField`; the others have no refusals of that
+    /// `TrackedField`.
+    refused_by: HashMap<ObjectKey, ObjectKey>,
     /// Ages of the Pending entries of each `TrackedField`.
     pub(super) ages: HashMap<ObjectKey, Ages>,
     /// `TrackedField`s whose status the apiserver rejects.
@@ -117,6 +120,7 @@ impl Queues {
             by_contact_point: HashMap::new(),
             queue_by_field: HashMap::new(),
             in_flight: HashMap::new(),
+            refused_by: HashMap::new(),
             ages: HashMap::new(),
             rejected: HashMap::new(),
             revisions: 0,
@@ -357,12 +361,8 @@ impl Queues {
     /// number of pending entries.
     pub fn forget(&mut self, field: &ObjectKey) -> i64 {
         self.ages.remove(field);
-        for receiver in self
-            .by_contact_point
-            .values_mut()
-            .filter_map(|queue| queue.receiver.as_mut())
-        {
-            receiver.refusals.forget(field);
+        if let Some(point) = self.refused_by.get(field).cloned() {
+            self.forget_refusals(&point, field);
         }
         if let Some(point) = self.in_flight.remove(field)
             && let Some(queue) = self.by_contact_point.get_mut(&point)
@@ -609,7 +609,18 @@ impl Queues {
         }
     }
 
+    /// Records that the receiver of `point` has refused an entry of `field`.
+    pub(super) fn record_refused(&mut self, point: &ObjectKey, field: &ObjectKey) {
+        let former = self.refused_by.insert(field.clone(), point.clone());
+        if let Some(former) = former.filter(|former| former != point) {
+            self.forget_refusals(&former, field);
+        }
+    }
+
     pub(super) fn forget_refusals(&mut self, point: &ObjectKey, field: &ObjectKey) {
+        if self.refused_by.get(field) == Some(point) {
+            self.refused_by.remove(field);
+        }
         if let Some(receiver) = self.receiver_mut(point) {
             receiver.refusals.forget(field);
         }

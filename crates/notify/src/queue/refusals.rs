@@ -32,6 +32,9 @@ pub(super) struct Refusals {
     /// with [`FieldRefusals::last_refusal`].
     last_test_refusal: u64,
     sequence: u64,
+    /// Number of calls of [`Refusals::forget`].
+    #[cfg(test)]
+    pub(super) forgotten: usize,
 }
 
 /// Refused messages of one `TrackedField`.
@@ -150,6 +153,10 @@ impl Refusals {
     /// Forgets a `TrackedField` that was deleted or moved away.
     pub(super) fn forget(&mut self, field: &ObjectKey) {
         self.by_field.remove(field);
+        #[cfg(test)]
+        {
+            self.forgotten += 1;
+        }
     }
 
     /// Forgets the refusals of all entries of that `TrackedField` except the `pending` ones.

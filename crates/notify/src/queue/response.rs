@@ -204,6 +204,9 @@ impl Queues {
             let entries = carried.iter().map(|entry| &entry.key);
             receiver.refusals.refuse_digest(reason, message, entries);
             receiver.clear_backoff();
+            for entry in carried {
+                self.record_refused(point, &entry.key.field);
+            }
             return None;
         }
         let is_open = receiver.state == QueueState::Open;
@@ -228,6 +231,7 @@ impl Queues {
             return None;
         }
         let is_expired = self.expire(failed, message, affected);
+        self.record_refused(point, &key.field);
         let receiver = self.receiver_mut(point)?;
         let refusals = &mut receiver.refusals;
         let after = refusals.refuse_entry(reason, message, key, !is_expired);

@@ -439,6 +439,32 @@ fn responses_are_forgotten_when_the_object_leaves_in_flight() {
 }
 
 #[test]
+fn deletion_visits_only_the_contact_point_that_has_refused_the_object() {
+    let mut queue = TestQueue::open();
+    let points: Vec<_> = (0..100).map(|number| format!("q-{number}")).collect();
+    for point in &points {
+        queue.configure(point, InitialState::Open, TestMessage::default());
+    }
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.refuse(&request, Refusal::Rejected);
+    // The object is suspended, and then sends to another contact point.
+    queue.queues.dequeue(&key("a"));
+    queue.enqueue_in("q-7", "a", &["1"]);
+    let forgotten = |queue: &TestQueue, point: &str| {
+        let receiver = queue.queues.receiver(&key(point)).unwrap();
+        assert!(!receiver.refusals.knows(&key("a")));
+        receiver.refusals.forgotten
+    };
+    queue.queues.forget(&key("a"));
+    queue.queues.forget(&key("b"));
+    assert_eq!(forgotten(&queue, "p"), 1);
+    for point in &points {
+        assert_eq!(forgotten(&queue, point), 0, "{point}");
+    }
+}
+
+#[test]
 fn object_without_pending_entries_does_not_wake_the_worker() {
     let mut queue = TestQueue::open();
     queue.enqueue("a", &[]);
