@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use qm_api::TrackedField;
 use qm_api::tracked_field::Entry;
 use qm_runtime::ObjectKey;
+use qm_runtime::objects::in_namespace;
 use tokio::sync::Notify;
 
 use super::entries::{BatchEntry, DeliveryRequest, EntryKey, PendingEntries};
@@ -67,7 +68,7 @@ pub struct Queues {
     /// Ages of the Pending entries of each `TrackedField`.
     pub(super) ages: HashMap<ObjectKey, Ages>,
     /// `TrackedField`s whose status the apiserver rejects.
-    rejected: HashMap<ObjectKey, RejectedWrites>,
+    rejected: BTreeMap<ObjectKey, RejectedWrites>,
     /// Number of configurations so far.
     revisions: u64,
 }
@@ -122,7 +123,7 @@ impl Queues {
             in_flight: HashMap::new(),
             refused_by: HashMap::new(),
             ages: HashMap::new(),
-            rejected: HashMap::new(),
+            rejected: BTreeMap::new(),
             revisions: 0,
         }
     }
@@ -499,11 +500,9 @@ impl Queues {
         let (writes, is_newly_left_out) =
             RejectedWrites::add(known, point, response, circumstances, backoff, now);
         self.rejected.insert(field.clone(), writes);
-        if is_newly_left_out {
-            // The unrecorded outcome may belong to another contact point.
-            for queue in self.by_contact_point.values() {
-                queue.wake_worker();
-            }
+        // The unrecorded outcome may belong to another contact point.
+        if is_newly_left_out && let Some(queue) = self.in_flight_queue(field) {
+            queue.wake_worker();
         }
         is_newly_left_out
     }
@@ -537,15 +536,12 @@ impl Queues {
 
     /// Returns the `TrackedField`s that the queue of `point` continues without, with the causes.
     pub fn left_out_of(&self, point: &ObjectKey) -> Vec<(ObjectKey, String)> {
-        let of_point = self
-            .rejected
-            .iter()
+        // A contact point gets entries from its own namespace only.
+        let of_point = in_namespace(&self.rejected, Some(&*point.namespace))
             .filter(|(_, writes)| writes.point == *point);
-        let mut left_out: Vec<_> = of_point
+        of_point
             .filter_map(|(field, writes)| Some((field.clone(), writes.left_out()?.to_owned())))
-            .collect();
-        left_out.sort();
-        left_out
+            .collect()
     }
 
     /// Returns whether no request is in flight and every outcome is recorded.

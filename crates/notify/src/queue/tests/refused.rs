@@ -557,6 +557,32 @@ fn object_is_left_out_after_five_rejected_writes() {
     queue.expect(&["2", "4"]);
 }
 
+/// The spec of an object may name another contact point before the outcome is recorded.
+#[test]
+fn left_out_object_wakes_only_the_queue_that_waits_for_it() {
+    let mut queue = TestQueue::open();
+    let other = queue.configure("q", InitialState::Open, TestMessage::default());
+    let other = other.unwrap();
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    queue.accept(&request, 1);
+    queue.enqueue_in("q", "a", &["1!"]);
+    let is_woken = || other.notified().now_or_never().is_some();
+    while queue.is_woken() || is_woken() {}
+    for _ in 1..=5 {
+        assert!(!queue.is_woken() && !is_woken());
+        let (field, point) = (key("a"), key("q"));
+        let (response, now) = ((403, "denied"), queue.now);
+        let same = Circumstances::default();
+        queue
+            .queues
+            .write_rejected(&field, &point, response, same, now);
+    }
+    assert!(queue.is_woken() && !is_woken());
+    let left_out = queue.queues.left_out_of(&key("q"));
+    assert_eq!(left_out, [(key("a"), "denied".to_owned())]);
+}
+
 #[test]
 fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     let mut queue = TestQueue::open();
