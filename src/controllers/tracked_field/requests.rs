@@ -77,8 +77,8 @@ const OBJECTS: usize = 4;
 /// Pause after each read of an object that may be large. Other clients may change the object many times a second.
 pub(super) const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
-/// Pause after a list that failed. The next list answers all requests that arrive meanwhile.
-pub(super) const FAILED_LIST_PERIOD: Duration = Duration::from_secs(1);
+/// Minimum time between a list that failed and the next one, which answers all requests that have arrived meanwhile.
+pub(crate) const FAILED_LIST_PERIOD: Duration = Duration::from_secs(1);
 
 /// Maximum number of objects of a resource that are read one by one; more are read with one list.
 pub(crate) const MAX_SINGLE_READS: usize = 32;

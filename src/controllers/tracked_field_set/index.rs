@@ -2,7 +2,8 @@
 //! keeps only the name and the age, and only while a set selects it, or once its labels no longer match.
 //!
 //! Only a reconcile registers a selection, so a standby keeps no resources. A running watch does not repeat unchanged
-//! resources, so the reconcile lists those that the watch may have shown before ([`SetIndex::unlisted`]).
+//! resources, so a reconcile lists those that the watch may have shown before, for all sets that need the same list
+//! ([`SetIndex::begin_list`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,22 +12,28 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
 use qm_api::{TrackedField, TrackedFieldSet};
+use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::manager::NamespaceMeta;
 use qm_runtime::objects::in_namespace;
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, NewIndex, ResourceName, SyncState, WatchPhase, WatchProblem};
 use qm_runtime::{ObjectKey, WatchScope, version};
+use tokio::time::Instant;
 
 use super::child::Identity;
 use super::precedence::Tracking;
 use super::selection::{SelectedNamespaces, Selection};
+use crate::controllers::tracked_field::requests::FAILED_LIST_PERIOD;
 use crate::controllers::tracked_field::targets::Sets;
 
 /// Maximum number of changed resources that a set remembers. Beyond that, the next reconcile compares everything.
 const MAX_CHANGES: usize = 1000;
 /// Maximum number of resources that the watch may show during a list. Beyond that, the reconcile lists again.
 const MAX_SHOWN_DURING_LIST: usize = 10_000;
+/// Maximum number of label selectors with a list each, which transfers only what the selector matches. For more, the
+/// apiserver reads all resources too often, so one list of all resources serves the sets.
+const MAX_LABELLED_LISTS: usize = 8;
 /// Maximum number of resources that a set remembers although their labels no longer match.
 const MAX_FORMER: usize = 10_000;
 
@@ -49,6 +56,10 @@ struct IndexState {
     /// Watches by resource and watched namespace.
     watches: HashMap<(ResourceName, Option<String>), Watch>,
     fields: BTreeMap<ObjectKey, Tracking>,
+    /// Running lists by resource and listed namespace.
+    lists: HashMap<ListKey, RunningList>,
+    /// The last failure of each list that has not succeeded since.
+    failed_lists: HashMap<ListKey, (Instant, String)>,
     /// The keys of `fields` by identity.
     identities: BTreeSet<(Identity, ObjectKey)>,
 }
@@ -73,18 +84,46 @@ struct Selected {
     former: HashMap<ObjectKey, Target>,
     unlisted: Unlisted,
     changes: Changes,
-    /// Resources that the watch has shown since the reconcile began to list, selected or not; `None` without a running
-    /// list, and once the list is outdated.
-    shown_since_list: Option<HashSet<ObjectKey>>,
+    /// Namespaces of the running lists that serve the set.
+    lists: BTreeSet<Option<String>>,
+}
+
+/// Resource and namespace of a list; `None` is all namespaces, or a cluster-scoped resource.
+type ListKey = (ResourceName, Option<String>);
+
+/// A list that the reconcile of one set makes for all sets that need it.
+struct RunningList {
+    /// Resources that the watch has shown since the list began, selected or not; `None` once the list is outdated.
+    shown: Option<HashSet<ObjectKey>>,
+    /// Sets to reconcile at the end of the list.
+    waiting: BTreeSet<ObjectKey>,
+}
+
+/// What a set's reconcile does about resources that the watch may have shown before the set selected them.
+pub(super) enum ListStep<'a> {
+    /// Nothing: the set has every resource that it selects.
+    Done,
+    /// Waits for the watch's list, or for a list of another reconcile, whose end triggers this one.
+    Wait,
+    /// Makes this list, and then asks for the next step.
+    List(SharedList<'a>),
+}
+
+/// A running list, which ends when this value is dropped.
+pub(super) struct SharedList<'a> {
+    index: &'a SetIndex,
+    key: ListKey,
+    /// Label selector of the list; `None` lists all resources.
+    pub(super) labels: Option<String>,
 }
 
 /// Resources that the watch may have shown before the set selected them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Unlisted {
-    /// True if all resources have to be listed.
-    pub all: bool,
-    /// Namespaces that have begun to match.
-    pub namespaces: BTreeSet<String>,
+struct Unlisted {
+    /// True if the resources of all namespaces have to be listed.
+    all: bool,
+    /// Namespaces to list: those that the set names, or that have begun to match.
+    namespaces: BTreeSet<String>,
     /// The namespaces of `namespaces` that existed before they began to match: their resources are not new.
     relabelled: BTreeSet<String>,
 }
@@ -158,10 +197,11 @@ impl SetIndex {
             return;
         }
         let mut watches = state.watches.keys();
-        let all = watches.any(|(resource, _)| *resource == selection.resource);
-        let unlisted = Unlisted {
-            all,
-            ..Unlisted::default()
+        let is_watched = watches.any(|(resource, _)| *resource == selection.resource);
+        let unlisted = if is_watched {
+            Unlisted::of(&selection.namespaces)
+        } else {
+            Unlisted::default()
         };
         let selected = Selected {
             selection: Arc::new(selection),
@@ -173,7 +213,7 @@ impl SetIndex {
                 all: true,
                 ..Changes::default()
             },
-            shown_since_list: None,
+            lists: BTreeSet::new(),
         };
         state.insert_set(set, selected);
     }
@@ -218,18 +258,67 @@ impl SetIndex {
         Some(namespaces.into_iter().map(watch))
     }
 
-    /// Returns the resources that the set's reconcile has to list, and starts to remember what the watch shows
-    /// meanwhile.
-    pub(crate) fn unlisted(&self, set: &ObjectKey) -> Unlisted {
+    /// Returns the next step of the set's reconcile towards all resources that the set selects. A list serves all sets
+    /// that need it when it begins: otherwise each of hundreds of sets would list the resource at every start.
+    ///
+    /// # Errors
+    /// If the list has just failed.
+    pub(super) fn begin_list(&self, set: &ObjectKey) -> Result<ListStep<'_>> {
         let mut state = self.state();
-        let is_listed = self.is_listed_in(&state, set);
-        let Some(selected) = state.sets.get_mut(set) else {
-            return Unlisted::default();
+        // Only a watch that has listed reveals what is deleted during the list.
+        let selected = state.sets.get(set);
+        let Some(selected) = selected.filter(|_| self.is_listed_in(&state, set)) else {
+            return Ok(ListStep::Wait);
         };
-        if selected.unlisted != Unlisted::default() {
-            selected.shown_since_list = is_listed.then(HashSet::new);
+        let resource = selected.selection.resource.clone();
+        let list_of = |namespace: Option<&str>| (resource.clone(), namespace.map(str::to_owned));
+        let lists = || selected.unlisted.lists().map(list_of);
+        let Some(first) = lists().next() else {
+            return Ok(ListStep::Done);
+        };
+        let next = lists().find(|key| !state.lists.contains_key(key));
+        let Some(key) = next else {
+            if let Some(running) = state.lists.get_mut(&first) {
+                running.waiting.insert(set.clone());
+            }
+            return Ok(ListStep::Wait);
+        };
+        if let Some((at, message)) = state.failed_lists.get(&key)
+            && at.elapsed() < FAILED_LIST_PERIOD
+        {
+            let message = message.clone();
+            return Err(Error::other(Class::Transient, WRITE_FAILED, message));
         }
-        selected.unlisted.clone()
+        let own_labels = selected.selection.list_params().label_selector;
+        let concerned = state.sets_shown_by(&key);
+        let needing = concerned
+            .iter()
+            .filter_map(|set| Some((set, state.sets.get(set)?)))
+            .filter(|(set, selected)| selected.needs(&key) && self.is_listed_in(&state, set));
+        let needing: Vec<_> = needing
+            .map(|(set, it)| (set.clone(), it.selection.list_params().label_selector))
+            .collect();
+        let selectors: BTreeSet<_> = needing.iter().map(|(_, labels)| labels).collect();
+        let are_few = selectors.len() <= MAX_LABELLED_LISTS;
+        let are_labelled = needing.iter().all(|(_, labels)| labels.is_some());
+        let labels = own_labels.filter(|_| are_few && are_labelled);
+        for (set, its_labels) in &needing {
+            if (labels.is_none() || *its_labels == labels)
+                && let Some(selected) = state.sets.get_mut(set)
+            {
+                selected.list_begins(key.1.clone());
+            }
+        }
+        let running = RunningList {
+            shown: Some(HashSet::new()),
+            waiting: BTreeSet::new(),
+        };
+        state.lists.insert(key.clone(), running);
+        Ok(ListStep::List(SharedList {
+            index: self,
+            key,
+            labels,
+        }))
     }
 
     /// Returns whether the set selects an object with this metadata. Of namespace selectors, only the empty one selects
@@ -237,7 +326,7 @@ impl SetIndex {
     pub(crate) fn selects_object(&self, set: &ObjectKey, metadata: &ObjectMeta) -> bool {
         let state = self.state();
         let selected = state.sets.get(set);
-        selected.is_some_and(|selected| state.is_selected(&selected.selection, metadata))
+        selected.is_some_and(|it| is_selected(&state.namespaces, &it.selection, metadata))
     }
 
     /// Returns whether the namespace of a target is known to exist, so that its labels are known.
@@ -245,46 +334,6 @@ impl SetIndex {
         self.namespaces_sync.is_none()
             || name.is_empty()
             || self.state().namespaces.contains_key(name)
-    }
-
-    /// Ends a list; does nothing after [`SetIndex::listed`].
-    pub(crate) fn end_list(&self, set: &ObjectKey) {
-        if let Some(selected) = self.state().sets.get_mut(set) {
-            selected.shown_since_list = None;
-        }
-    }
-
-    /// Adds selected resources that a reconcile has listed, except those that the watch has shown meanwhile. Returns
-    /// `false` if the reconcile must list again: the watch has shown too many resources meanwhile, or has begun a list,
-    /// and only the watch's list reveals deleted resources.
-    pub fn listed(
-        &self,
-        set: &ObjectKey,
-        unlisted: &Unlisted,
-        listed: Vec<(ObjectKey, Target)>,
-    ) -> bool {
-        let mut state = self.state();
-        let Some(selected) = state.sets.get_mut(set) else {
-            return false;
-        };
-        let Some(seen) = selected.shown_since_list.take() else {
-            return false;
-        };
-        for (key, target) in listed {
-            if !seen.contains(&key) {
-                let is_relabelled = unlisted.relabelled.contains(&*key.namespace);
-                selected.targets.entry(key).or_insert(Target {
-                    from_namespace_change: !unlisted.all && is_relabelled,
-                    ..target
-                });
-            }
-        }
-        selected.changes.all = true;
-        selected.unlisted.all &= !unlisted.all;
-        for namespace in &unlisted.namespaces {
-            selected.unlisted.remove(namespace);
-        }
-        true
     }
 
     /// Returns the selected resources, in order.
@@ -401,6 +450,7 @@ impl SetIndex {
         let namespace = key.namespace.to_string();
         let (mut is_kept, mut changed) = (false, Vec::new());
         let mut state = self.state();
+        state.record_shown(resource, &key);
         let IndexState {
             sets,
             by_resource,
@@ -412,12 +462,9 @@ impl SetIndex {
             let Some(selected) = sets.get_mut(set) else {
                 continue;
             };
-            if selected.record_shown(&key) {
-                changed.push(set.clone());
-            }
             let selection = &selected.selection;
             let known = selected.targets.get(&key);
-            // The reconcile's list was newer than this event.
+            // The list of a reconcile was newer than this event.
             if known.is_some_and(|known| version < known.version) {
                 is_kept = true;
                 continue;
@@ -456,6 +503,7 @@ impl SetIndex {
     fn delete(&self, resource: &ResourceName, key: &ObjectKey, last: Option<u64>) {
         let mut changed = Vec::new();
         let mut state = self.state();
+        state.record_shown(resource, key);
         let IndexState {
             sets, by_resource, ..
         } = &mut *state;
@@ -464,11 +512,8 @@ impl SetIndex {
             let Some(selected) = sets.get_mut(set) else {
                 continue;
             };
-            if selected.record_shown(key) {
-                changed.push(set.clone());
-            }
             selected.former.remove(key);
-            // The event may be older than the reconcile's list.
+            // The event may be older than the list of a reconcile.
             let known = selected.targets.get(key);
             if known.is_some_and(|known| last.is_none_or(|last| last >= known.version)) {
                 selected.targets.remove(key);
@@ -491,9 +536,18 @@ impl SetIndex {
             WatchPhase::Failed(problem) => watch.problem = Some(problem.clone()),
             WatchPhase::Stopped(_) => *watch = Watch::default(),
         }
-        let of_resource = state.by_resource.get(resource);
-        let concerned = of_resource.map(|it| it.of_watch(namespace));
-        let concerned = concerned.unwrap_or_default();
+        if let WatchPhase::Listing { .. } = phase {
+            // Only the watch's list reveals what was deleted while the watch was interrupted.
+            let relists = |listed: Option<&str>| {
+                listed.is_none() || namespace.is_none() || listed == namespace
+            };
+            for ((of, listed), list) in &mut state.lists {
+                if of == resource && relists(listed.as_deref()) {
+                    list.shown = None;
+                }
+            }
+        }
+        let concerned = state.sets_shown_by(&(resource.clone(), namespace.map(str::to_owned)));
         for set in &concerned {
             let Some(selected) = state.sets.get_mut(set) else {
                 continue;
@@ -501,7 +555,6 @@ impl SetIndex {
             selected.changes.all |= matches!(phase, WatchPhase::Listed | WatchPhase::Stopped(_));
             // After a restore of etcd, the versions in a newer list are lower than the known ones.
             if let WatchPhase::Listing { .. } = phase {
-                selected.shown_since_list = None;
                 let first = ObjectKey::new(namespace.unwrap_or_default(), "");
                 let targets = selected.targets.range_mut(first..);
                 for (_, target) in targets.take_while(|(key, _)| key.is_in(namespace)) {
@@ -536,6 +589,8 @@ impl SetIndex {
             let reaches = |labels| selected.selection.reaches(name, labels);
             match (reaches(before.as_ref()), reaches(labels)) {
                 (false, true) => {
+                    // A running list may have passed the resources while the namespace did not match.
+                    selected.lists.remove(&Some(name.to_owned()));
                     selected.unlisted.namespaces.insert(name.to_owned());
                     if before.is_some() {
                         selected.unlisted.relabelled.insert(name.to_owned());
@@ -575,9 +630,9 @@ impl SetsOfResource {
         })
     }
 
-    /// Returns the sets with resources that a watch of this namespace shows; `None` is all namespaces.
-    fn of_watch(&self, watched_namespace: Option<&str>) -> BTreeSet<ObjectKey> {
-        match watched_namespace {
+    /// Returns the sets that reach this namespace; `None` is any namespace.
+    fn shown_in(&self, namespace: Option<&str>) -> BTreeSet<ObjectKey> {
+        match namespace {
             Some(namespace) => self.reaching(namespace).cloned().collect(),
             None => self.keys.iter().map(|(_, set)| set.clone()).collect(),
         }
@@ -596,22 +651,137 @@ impl Selected {
         }
     }
 
-    /// Records that the watch has shown `key`. Returns true if the running list is now outdated: the reconcile must list
-    /// again.
-    fn record_shown(&mut self, key: &ObjectKey) -> bool {
-        let Some(seen) = &mut self.shown_since_list else {
-            return false;
-        };
-        seen.insert(key.clone());
-        let is_outdated = seen.len() > MAX_SHOWN_DURING_LIST;
-        if is_outdated {
-            self.shown_since_list = None;
+    fn needs(&self, (resource, namespace): &ListKey) -> bool {
+        let unlisted = &self.unlisted;
+        self.selection.resource == *resource
+            && match namespace {
+                None => unlisted.all,
+                Some(namespace) => !unlisted.all && unlisted.namespaces.contains(namespace),
+            }
+    }
+
+    /// Returns whether this running list serves the set.
+    fn is_served_by(&self, (resource, namespace): &ListKey) -> bool {
+        self.selection.resource == *resource && self.lists.contains(namespace)
+    }
+
+    fn list_begins(&mut self, namespace: Option<String>) {
+        if namespace.is_none() {
+            // The list covers these namespaces, and those that begin to match later are listed on their own.
+            self.unlisted = Unlisted {
+                all: true,
+                ..Unlisted::default()
+            };
         }
-        is_outdated
+        self.lists.insert(namespace);
+    }
+}
+
+impl SharedList<'_> {
+    /// Returns the listed namespace; `None` is all namespaces, or a cluster-scoped resource.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.key.1.as_deref()
+    }
+
+    /// Adds a listed object to the sets that the list serves and that select the object, unless the watch has shown
+    /// the object meanwhile. The watch goes on to keep what an unfinished list has added up to date.
+    pub(super) fn add(&self, metadata: &ObjectMeta) {
+        let (key, target) = Target::of(metadata);
+        let mut state = self.index.state();
+        let IndexState {
+            sets,
+            by_resource,
+            namespaces,
+            lists,
+            ..
+        } = &mut *state;
+        let shown = lists.get(&self.key).and_then(|list| list.shown.as_ref());
+        if shown.is_none_or(|shown| shown.contains(&key)) {
+            return;
+        }
+        let of_resource = by_resource.get(&self.key.0).into_iter();
+        for set in of_resource.flat_map(|it| it.reaching(&key.namespace)) {
+            if let Some(selected) = sets.get_mut(set)
+                && selected.is_served_by(&self.key)
+                && is_selected(namespaces, &selected.selection, metadata)
+            {
+                let relabelled = &selected.unlisted.relabelled;
+                let target = Target {
+                    from_namespace_change: relabelled.contains(&*key.namespace),
+                    ..target.clone()
+                };
+                selected.targets.entry(key.clone()).or_insert(target);
+            }
+        }
+    }
+
+    /// Records that the list is complete. Without effect if the list is outdated: the watch has shown too many
+    /// resources meanwhile, or has begun a list.
+    pub(super) fn complete(&self) {
+        let mut state = self.index.state();
+        state.failed_lists.remove(&self.key);
+        let list = state.lists.get(&self.key);
+        if list.is_none_or(|list| list.shown.is_none()) {
+            return;
+        }
+        for set in state.sets_shown_by(&self.key) {
+            if let Some(selected) = state.sets.get_mut(&set)
+                && selected.is_served_by(&self.key)
+            {
+                match self.namespace() {
+                    None => selected.unlisted.all = false,
+                    Some(namespace) => selected.unlisted.remove(namespace),
+                }
+                selected.changes.all = true;
+            }
+        }
+    }
+
+    /// Records that the list has failed, for all sets that need it soon.
+    pub(super) fn failed(&self, error: &Error) {
+        let failure = (Instant::now(), error.to_string());
+        let mut state = self.index.state();
+        let failed_lists = &mut state.failed_lists;
+        if failed_lists.len() == failed_lists.capacity() {
+            failed_lists.retain(|_, (at, _)| at.elapsed() < FAILED_LIST_PERIOD);
+        }
+        failed_lists.insert(self.key.clone(), failure);
+    }
+}
+
+impl Drop for SharedList<'_> {
+    fn drop(&mut self) {
+        let mut state = self.index.state();
+        for set in state.sets_shown_by(&self.key) {
+            if let Some(selected) = state.sets.get_mut(&set) {
+                selected.lists.remove(&self.key.1);
+            }
+        }
+        let ended = state.lists.remove(&self.key);
+        drop(state);
+        let waiting = ended.iter().flat_map(|list| &list.waiting);
+        self.index.trigger.wake_all(waiting);
     }
 }
 
 impl Unlisted {
+    fn of(namespaces: &SelectedNamespaces) -> Self {
+        let mut unlisted = Self::default();
+        match namespaces {
+            SelectedNamespaces::Named(names) => unlisted.namespaces.clone_from(names),
+            SelectedNamespaces::Cluster | SelectedNamespaces::Labelled(_) => unlisted.all = true,
+        }
+        unlisted
+    }
+
+    /// Returns the namespaces to list, `None` for all.
+    fn lists(&self) -> impl Iterator<Item = Option<&str>> {
+        let all = self.all.then_some(None);
+        let namespaces = self.namespaces.iter().filter(|_| !self.all);
+        all.into_iter()
+            .chain(namespaces.map(|namespace| Some(namespace.as_str())))
+    }
+
     fn remove(&mut self, namespace: &str) {
         self.namespaces.remove(namespace);
         self.relabelled.remove(namespace);
@@ -650,12 +820,26 @@ impl Target {
 }
 
 impl IndexState {
-    fn is_selected(&self, selection: &Selection, metadata: &ObjectMeta) -> bool {
-        let namespace = metadata.namespace.as_deref().unwrap_or_default();
-        let none = BTreeMap::new();
-        let labels = metadata.labels.as_ref().unwrap_or(&none);
-        selection.reaches(namespace, self.namespaces.get(namespace))
-            && selection.matches(metadata.name.as_deref().unwrap_or_default(), labels)
+    /// Records for the running lists that the watch has shown an object. Too many such objects make a list outdated.
+    fn record_shown(&mut self, resource: &ResourceName, key: &ObjectKey) {
+        for ((of, namespace), list) in &mut self.lists {
+            if of == resource
+                && key.is_in(namespace.as_deref())
+                && let Some(shown) = &mut list.shown
+            {
+                shown.insert(key.clone());
+                if shown.len() > MAX_SHOWN_DURING_LIST {
+                    list.shown = None;
+                }
+            }
+        }
+    }
+
+    /// Returns the sets with resources that a watch or list shows.
+    fn sets_shown_by(&self, (resource, namespace): &ListKey) -> BTreeSet<ObjectKey> {
+        let of_resource = self.by_resource.get(resource);
+        let sets = of_resource.map(|it| it.shown_in(namespace.as_deref()));
+        sets.unwrap_or_default()
     }
 
     fn insert_set(&mut self, set: &ObjectKey, selected: Selected) {
@@ -716,6 +900,19 @@ impl IndexState {
     }
 }
 
+/// Returns whether the selection includes an object with this metadata. `namespaces` are the labels of each namespace.
+fn is_selected(
+    namespaces: &BTreeMap<String, BTreeMap<String, String>>,
+    selection: &Selection,
+    metadata: &ObjectMeta,
+) -> bool {
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let none = BTreeMap::new();
+    let labels = metadata.labels.as_ref().unwrap_or(&none);
+    selection.reaches(namespace, namespaces.get(namespace))
+        && selection.matches(metadata.name.as_deref().unwrap_or_default(), labels)
+}
+
 /// Returns the first key in the order of keys.
 fn first_key() -> ObjectKey {
     ObjectKey::new("", "")
@@ -768,9 +965,8 @@ impl watch::Index<RawObject> for SelectedIndex {
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let mut keys: HashSet<_> = self.then.keys(namespace).into_iter().collect();
         let state = self.sets.state();
-        let of_resource = state.by_resource.get(&self.resource);
-        let sets = of_resource.map(|it| it.of_watch(namespace));
-        for selected in sets.iter().flatten().filter_map(|set| state.sets.get(set)) {
+        let sets = state.sets_shown_by(&(self.resource.clone(), namespace.map(str::to_owned)));
+        for selected in sets.iter().filter_map(|set| state.sets.get(set)) {
             let targets = in_namespace(&selected.targets, namespace);
             keys.extend(targets.map(|(key, _)| key.clone()));
         }
@@ -789,7 +985,9 @@ impl Sets for SetIndex {
     }
 
     fn forget_watch(&self, resource: &ResourceName) {
-        self.state().watches.retain(|(of, _), _| of != resource);
+        let mut state = self.state();
+        state.watches.retain(|(of, _), _| of != resource);
+        state.failed_lists.retain(|(of, _), _| of != resource);
     }
 
     fn owner(&self, field: &ObjectKey) -> Option<ObjectKey> {
@@ -832,7 +1030,7 @@ impl watch::Observer<TrackedField> for SetIndex {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use qm_api::tracked_field_set::TargetSelector;
@@ -846,13 +1044,13 @@ mod tests {
     }
 
     /// An index with one set, and the index of its resource.
-    struct Fixture {
-        sets: Arc<SetIndex>,
+    pub struct Fixture {
+        pub sets: Arc<SetIndex>,
         watched: Arc<dyn watch::Index<RawObject>>,
     }
 
     impl Fixture {
-        fn new(target: Value) -> Self {
+        pub fn new(target: Value) -> Self {
             let sets = Arc::new(SetIndex::new(
                 WatchScope::Cluster,
                 SyncState::default(),
@@ -869,17 +1067,43 @@ mod tests {
         fn of_production() -> Self {
             let target = json!({ "kind": "Deployment", "namespaces": { "selector": { "matchLabels": { "env": "prod" } } } });
             let fixture = Self::new(target);
-            let listing = WatchPhase::Listing { relist: 0 };
-            for phase in [listing, WatchPhase::Listed] {
-                fixture.watched.phase(None, &phase);
-            }
+            fixture.list();
             fixture
         }
 
+        /// Completes a list of the watch.
+        pub fn list(&self) {
+            for phase in [WatchPhase::Listing { relist: 0 }, WatchPhase::Listed] {
+                self.watched.phase(None, &phase);
+            }
+        }
+
         fn select(&self, target: Value, digest: &str) {
+            self.select_for(&set(), target, digest);
+        }
+
+        pub fn select_for(&self, set: &ObjectKey, target: Value, digest: &str) {
             let target: TargetSelector = serde_json::from_value(target).unwrap();
             let selection = Selection::new(&target, deployments(), true, "ops").unwrap();
-            self.sets.select(&set(), selection, digest);
+            self.sets.select(set, selection, digest);
+        }
+
+        fn begin_list(&self) -> SharedList<'_> {
+            let step = self.sets.begin_list(&set()).unwrap();
+            let ListStep::List(list) = step else {
+                panic!("no list begins")
+            };
+            list
+        }
+
+        fn unlisted(&self) -> Unlisted {
+            self.sets.state().sets[&set()].unlisted.clone()
+        }
+
+        /// Returns a function that returns the sets that were woken since its last call.
+        pub fn woken(&self) -> impl FnMut() -> Vec<ObjectKey> + use<> {
+            let mut trigger = self.sets.trigger.open();
+            move || std::iter::from_fn(|| trigger.try_recv().ok()).collect()
         }
 
         fn show(&self, name: &str, version: u64, labels: &Value) -> bool {
@@ -1042,20 +1266,24 @@ mod tests {
     #[test]
     fn stale_event_does_not_undo_a_list() {
         let fixture = Fixture::new(of_web());
-        fixture
-            .watched
-            .phase(None, &WatchPhase::Listing { relist: 0 });
-        fixture.watched.phase(None, &WatchPhase::Listed);
+        fixture.list();
         fixture.select(of_web(), "2");
-        let unlisted = fixture.sets.unlisted(&set());
-        assert!(unlisted.all, "the watch has already shown everything");
+        let unlisted = fixture.unlisted().namespaces;
+        assert_eq!(
+            unlisted,
+            ["shop".to_owned()].into(),
+            "the watch has already shown everything"
+        );
+        let list = fixture.begin_list();
         // The watch shows `b` without its label while the reconcile lists.
         fixture.show("shop/b", 9, &json!({}));
-        let listed =
-            ["shop/a", "shop/b", "shop/c"].map(|path| Target::of(&metadata(path, 5, &web())));
-        assert!(fixture.sets.listed(&set(), &unlisted, listed.into()));
+        for path in ["shop/a", "shop/b", "shop/c"] {
+            list.add(&metadata(path, 5, &web()));
+        }
+        list.complete();
+        drop(list);
         assert_eq!(fixture.names(), ["shop/a", "shop/c"]);
-        assert_eq!(fixture.sets.unlisted(&set()), Unlisted::default());
+        assert_eq!(fixture.unlisted(), Unlisted::default());
         fixture.show("shop/a", 4, &json!({}));
         assert_eq!(fixture.names(), ["shop/a", "shop/c"], "an older version");
         fixture.show("shop/a", 6, &json!({}));
@@ -1066,53 +1294,95 @@ mod tests {
     #[test]
     fn relist_of_the_watch_voids_the_list_of_a_reconcile() {
         let fixture = Fixture::new(of_web());
-        let phase = |phase: WatchPhase| fixture.watched.phase(None, &phase);
-        phase(WatchPhase::Listing { relist: 0 });
-        phase(WatchPhase::Listed);
+        fixture.list();
         fixture.select(of_web(), "2");
-        let list = || fixture.sets.unlisted(&set());
-        let listed = |unlisted: &Unlisted| {
-            let listed = vec![Target::of(&metadata("shop/a", 5, &web()))];
-            fixture.sets.listed(&set(), unlisted, listed)
-        };
-        let unlisted = list();
-        phase(WatchPhase::Listing { relist: 1 });
-        assert!(!listed(&unlisted));
-        let unlisted = list();
-        phase(WatchPhase::Listed);
-        assert!(!listed(&unlisted), "the list began during the relist");
-        let unlisted = list();
-        fixture.sets.end_list(&set());
-        assert!(!listed(&unlisted), "the reconcile was dropped");
-        assert_eq!(fixture.names(), [""; 0]);
-        assert!(listed(&list()));
-        assert_eq!(fixture.names(), ["shop/a"]);
+        let [a, b] = ["shop/a", "shop/b"].map(|path| metadata(path, 5, &web()));
+        let list = fixture.begin_list();
+        list.add(&a);
+        let listing = WatchPhase::Listing { relist: 1 };
+        fixture.watched.phase(None, &listing);
+        list.add(&b);
+        list.complete();
+        drop(list);
+        let a = ObjectKey::new("shop", "a");
+        assert_eq!(
+            fixture.watched.keys(None),
+            [a],
+            "the watch deletes it unless its list shows it"
+        );
+        assert_ne!(fixture.unlisted(), Unlisted::default());
+        let step = fixture.sets.begin_list(&set());
+        assert!(matches!(step, Ok(ListStep::Wait)), "during the relist");
+        fixture.watched.phase(None, &WatchPhase::Listed);
+        drop(fixture.begin_list());
+        assert_ne!(
+            fixture.unlisted(),
+            Unlisted::default(),
+            "the reconcile was dropped"
+        );
+        let list = fixture.begin_list();
+        list.add(&b);
+        list.complete();
+        assert_eq!(fixture.unlisted(), Unlisted::default());
+        assert_eq!(fixture.names(), ["shop/a", "shop/b"]);
     }
 
     #[test]
     fn list_during_which_the_watch_shows_too_much_is_repeated() {
         let fixture = Fixture::new(of_web());
-        for phase in [WatchPhase::Listing { relist: 0 }, WatchPhase::Listed] {
-            fixture.watched.phase(None, &phase);
-        }
+        fixture.list();
         fixture.select(of_web(), "2");
-        let mut trigger = fixture.sets.trigger.open();
-        let mut woken = || std::iter::from_fn(|| trigger.try_recv().ok()).collect::<Vec<_>>();
-        let listed = |unlisted: &Unlisted| {
-            let listed = vec![Target::of(&metadata("shop/a", 1, &web()))];
-            fixture.sets.listed(&set(), unlisted, listed)
-        };
-        let unlisted = fixture.sets.unlisted(&set());
-        let show = |number: usize| fixture.show(&format!("shop/{number}"), 2, &json!({}));
-        (0..MAX_SHOWN_DURING_LIST).for_each(|number| _ = show(number));
-        assert_eq!(woken(), []);
+        let a = metadata("shop/a", 1, &web());
+        let list = fixture.begin_list();
+        for number in 0..MAX_SHOWN_DURING_LIST {
+            fixture.show(&format!("shop/{number}"), 2, &json!({}));
+        }
         fixture.watched.delete(&ObjectKey::new("shop", "a"), None);
-        assert_eq!(woken(), [set()], "the set lists again");
-        show(MAX_SHOWN_DURING_LIST);
-        assert_eq!(woken(), []);
-        assert!(!listed(&unlisted), "the deletion is forgotten");
-        assert!(listed(&fixture.sets.unlisted(&set())));
+        list.add(&a);
+        list.complete();
+        drop(list);
+        assert_eq!(fixture.names(), [""; 0], "the deletion is forgotten");
+        let list = fixture.begin_list();
+        list.add(&a);
+        list.complete();
+        drop(list);
         assert_eq!(fixture.names(), ["shop/a"]);
+        assert_eq!(fixture.unlisted(), Unlisted::default());
+    }
+
+    /// A list that began for an earlier selection lacks what only the later one selects.
+    #[test]
+    fn running_list_does_not_serve_a_later_selection() {
+        let fixture = Fixture::new(of_web());
+        fixture.list();
+        fixture.select(of_web(), "2");
+        let list = fixture.begin_list();
+        fixture.select(of_web(), "3");
+        list.add(&metadata("shop/a", 1, &web()));
+        list.complete();
+        let step = fixture.sets.begin_list(&set());
+        assert!(matches!(step, Ok(ListStep::Wait)));
+        assert_eq!(fixture.names(), [""; 0]);
+        drop(list);
+        fixture.begin_list().complete();
+        assert_eq!(fixture.unlisted(), Unlisted::default());
+    }
+
+    #[test]
+    fn namespace_that_matches_again_during_a_list_is_listed_again() {
+        let fixture = Fixture::of_production();
+        let label = |env: &str| {
+            let labels = [("env".to_owned(), env.to_owned())].into();
+            fixture.sets.set_namespace("shop", Some(&labels));
+        };
+        label("prod");
+        let list = fixture.begin_list();
+        label("test");
+        list.add(&metadata("shop/a", 1, &json!({})));
+        label("prod");
+        list.complete();
+        drop(list);
+        assert_eq!(fixture.begin_list().namespace(), Some("shop"));
     }
 
     #[test]
@@ -1176,12 +1446,13 @@ mod tests {
         };
         label("test");
         assert!(!fixture.show("shop/a", 1, &json!({})));
-        assert_eq!(fixture.sets.unlisted(&set()), Unlisted::default());
+        assert_eq!(fixture.unlisted(), Unlisted::default());
         label("prod");
-        let unlisted = fixture.sets.unlisted(&set());
-        assert_eq!(unlisted.namespaces, ["shop".to_owned()].into());
-        let listed = vec![Target::of(&metadata("shop/a", 1, &json!({})))];
-        assert!(fixture.sets.listed(&set(), &unlisted, listed));
+        let list = fixture.begin_list();
+        assert_eq!(list.namespace(), Some("shop"));
+        list.add(&metadata("shop/a", 1, &json!({})));
+        list.complete();
+        drop(list);
         fixture.show("shop/b", 2, &json!({}));
         let late = fixture.sets.targets(&set()).into_iter();
         let late: Vec<_> = late.map(|(_, target)| target).collect();
@@ -1193,7 +1464,7 @@ mod tests {
         );
         label("test");
         assert_eq!(fixture.names(), [""; 0]);
-        assert_eq!(fixture.sets.unlisted(&set()), Unlisted::default());
+        assert_eq!(fixture.unlisted(), Unlisted::default());
     }
 
     /// A namespace and a resource are created from one file: both are new.
@@ -1202,11 +1473,11 @@ mod tests {
         let fixture = Fixture::of_production();
         let labels = [("env".to_owned(), "prod".to_owned())].into();
         fixture.sets.set_namespace("shop", Some(&labels));
-        let unlisted = fixture.sets.unlisted(&set());
-        assert_eq!(unlisted.namespaces, ["shop".to_owned()].into());
+        let list = fixture.begin_list();
+        assert_eq!(list.namespace(), Some("shop"));
         fixture.show("shop/a", 1, &json!({}));
-        let listed = vec![Target::of(&metadata("shop/b", 2, &json!({})))];
-        assert!(fixture.sets.listed(&set(), &unlisted, listed));
+        list.add(&metadata("shop/b", 2, &json!({})));
+        list.complete();
         let targets = fixture.sets.targets(&set());
         assert_eq!(targets.len(), 2);
         assert!(targets.iter().all(|(_, it)| !it.from_namespace_change));

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
-use kube::core::{DynamicObject, PartialObjectMeta};
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{GROUP, Initial};
 use qm_api::tracked_field_set::{TrackedFieldSetSpec, TrackedFieldSetStatus};
@@ -27,13 +26,12 @@ use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{Class, Error, FORBIDDEN, QUOTA_EXCEEDED, Result, WRITE_FAILED};
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID};
-use qm_runtime::pages::all_pages;
 use qm_runtime::watch::ResourceName;
 use qm_runtime::{ObjectKey, SpecRevision, WatchScope, short_digest};
 use tokio::time::timeout_at;
 
 use self::child::{Identity, LiveChild};
-use self::index::{SetIndex, Target, Unlisted};
+use self::index::{SetIndex, Target};
 use self::metrics::{ChildCounts, SetMetrics};
 use self::plan::{Deletions, DesiredField, OwnedChildren, Plan, PlannedDeletion};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
@@ -51,6 +49,7 @@ use crate::cli::NO_CROSS_NAMESPACE_REFS;
 pub mod child;
 mod deletions;
 pub mod index;
+mod list;
 pub mod metrics;
 mod plan;
 pub mod precedence;
@@ -230,17 +229,19 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         self.record_selection(cx).await?;
         let selected_by = serde_json::to_string(&set.spec.target).unwrap_or_default();
         let digest = short_digest(format!("{resolved:?} {selected_by}"));
-        self.index.select(&cx.key, selection.clone(), &digest);
+        self.index.select(&cx.key, selection, &digest);
         self.targets.end_idle_watches();
         self.targets.ensure_watch(&resolved);
         if let Some(problem) = self.index.watch_problem(&cx.key) {
             return Ok(status::watch_outcome(&resource, problem).requeue(Requeue::Poll));
         }
         if !self.index.is_listed(&cx.key) {
-            return Ok(self.listing(cx, &resource));
+            // A restart or a relist makes no set unready.
+            return Ok(self.listing(cx, &resource, cx.owner.is_observed()));
         }
-        if !self.list(&cx.key, &selection, &resolved).await? {
-            return Ok(self.listing(cx, &resource));
+        if !list::list(&self.index, &self.targets.client, &resolved, &cx.key).await? {
+            // A list that another reconcile has begun mostly ends soon.
+            return Ok(self.listing(cx, &resource, true));
         }
         self.children.synced().await;
         if let Some(state) = self.states().get_mut(&cx.key) {
@@ -371,11 +372,16 @@ impl<T: Transport> TrackedFieldSets<T> {
         })
     }
 
-    fn listing(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Outcome {
+    fn listing(
+        &self,
+        cx: &Context<TrackedFieldSet>,
+        resource: &ResourceName,
+        keeps_status: bool,
+    ) -> Outcome {
         let mut states = self.states();
         let state = states.entry(cx.key.clone()).or_default();
         let since = *state.listing_since.get_or_insert_with(Instant::now);
-        status::listing(&cx.owner, resource, since.elapsed())
+        status::listing(keeps_status, resource, since.elapsed())
     }
 
     /// Records the selection and its start. After a crash, the set must not report resources that it selected before.
@@ -402,49 +408,6 @@ impl<T: Transport> TrackedFieldSets<T> {
         cx.write_status().await?;
         cx.status = draft;
         Ok(())
-    }
-
-    /// Lists the resources that the watch may have shown before the set selected them. Returns `false` if the list is
-    /// outdated, because the watch relisted the resources or showed too many meanwhile. The index then triggers another
-    /// reconcile.
-    async fn list(
-        &self,
-        key: &ObjectKey,
-        selection: &Selection,
-        resolved: &Resolved,
-    ) -> Result<bool> {
-        let unlisted = self.index.unlisted(key);
-        if unlisted == Unlisted::default() {
-            return Ok(true);
-        }
-        let _list = ListGuard {
-            index: &self.index,
-            set: key,
-        };
-        let (client, resource) = (&self.targets.client, &resolved.resource);
-        let apis = if unlisted.all {
-            selection.apis(client, resource)
-        } else {
-            let names = unlisted.namespaces.iter();
-            names
-                .map(|name| Api::namespaced_with(client.clone(), name, resource))
-                .collect()
-        };
-        let mut listed = Vec::new();
-        for api in apis {
-            // Most objects of a large cluster are not selected, and their metadata is large.
-            let keep = |object: PartialObjectMeta<DynamicObject>| {
-                if self.index.selects_object(key, &object.metadata) {
-                    listed.push(Target::of(&object.metadata));
-                }
-            };
-            let api = &api;
-            let list = |page| async move { api.list_metadata(&page).await };
-            all_pages(selection.list_params(), list, keep)
-                .await
-                .map_err(Error::api("the resources could not be listed"))?;
-        }
-        Ok(self.index.listed(key, &unlisted, listed))
     }
 
     /// Returns the desired children. Plans only targets that have changed since the last reconcile, but all targets
@@ -872,18 +835,6 @@ impl<T: Transport> TrackedFieldSets<T> {
         let remaining = written.remaining + written.stale;
         let outcome = status::matched(targets, plan, &missing, remaining);
         (outcome, retry_after)
-    }
-}
-
-/// Guard that ends the list of a set, also if the reconcile is dropped.
-struct ListGuard<'a> {
-    index: &'a SetIndex,
-    set: &'a ObjectKey,
-}
-
-impl Drop for ListGuard<'_> {
-    fn drop(&mut self) {
-        self.index.end_list(self.set);
     }
 }
 

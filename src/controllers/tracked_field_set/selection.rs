@@ -82,7 +82,11 @@ impl Selection {
 
     /// Returns the parameters of a list of the resources with the selected labels.
     pub(crate) fn list_params(&self) -> ListParams {
-        ListParams::default().labels_from(&self.labels)
+        let all = ListParams::default();
+        if self.labels.selects_all() {
+            return all;
+        }
+        all.labels_from(&self.labels)
     }
 
     /// Returns whether the selection includes `namespace`. `labels` are those of the namespace, `None` if unknown.

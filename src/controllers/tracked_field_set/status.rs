@@ -15,7 +15,6 @@ use qm_runtime::error::{
     WRITE_FAILED, WRITE_REJECTED,
 };
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
-use qm_runtime::ownership::Owner;
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::child;
@@ -107,13 +106,12 @@ pub(super) fn fields_not_served(why: &str) -> Outcome {
     Outcome::failed(TRACKED_FIELDS_NOT_SERVED, message)
 }
 
-/// Reports a set whose resources have not been listed for `elapsed`. For a while, a status of the current spec stays: a
-/// restart or a relist makes no set unready.
-pub(super) fn listing(owner: &Owner, resource: &ResourceName, elapsed: Duration) -> Outcome {
+/// Reports a set whose resources have not been listed for `elapsed`. For a while, the status stays if `keeps_status`.
+pub(super) fn listing(keeps_status: bool, resource: &ResourceName, elapsed: Duration) -> Outcome {
     if let Some(left) = LISTING_GRACE.checked_sub(elapsed)
-        && owner.is_observed()
+        && keeps_status
     {
-        return Outcome::unchanged().requeue(Requeue::After(left));
+        return Outcome::unchanged().requeue(Requeue::InFlight(left));
     }
     let message = format!("the operator lists {}", resource.plural);
     Outcome::unknown(PROGRESSING, message)
