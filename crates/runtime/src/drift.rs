@@ -53,6 +53,8 @@ pub struct Drift {
     taken: Mutex<HashMap<ObjectKey, TakenFields>>,
     /// When the Event of a child's recreation was emitted.
     recreated: Mutex<HashMap<ObjectKey, Instant>>,
+    /// Time of the last [`Drift::sweep`].
+    swept: Mutex<Instant>,
 }
 
 /// Changes to make instead of editing a child, by field; the empty name stands for any field.
@@ -116,6 +118,7 @@ impl Drift {
             episodes: Mutex::default(),
             taken: Mutex::default(),
             recreated: Mutex::default(),
+            swept: Mutex::new(Instant::now()),
         }
     }
 
@@ -134,6 +137,33 @@ impl Drift {
 
     fn taken(&self) -> MutexGuard<'_, HashMap<ObjectKey, TakenFields>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recreations(&self) -> MutexGuard<'_, HashMap<ObjectKey, Instant>> {
+        self.recreated
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long after the last correction a contest counts.
+    fn contest_window(&self) -> Duration {
+        self.window.max(self.backoff.max * 2)
+    }
+
+    /// Forgets ended episodes and former recreations, once per period: another client may change many children at once,
+    /// and each sweep visits all of them.
+    fn sweep(&self, now: Instant) {
+        let kept = self.contest_window();
+        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.duration_since(*swept) <= kept {
+            return;
+        }
+        *swept = now;
+        drop(swept);
+        self.episodes()
+            .retain(|_, episode| !episode.has_ended(now, kept));
+        self.recreations()
+            .retain(|_, at| now.duration_since(*at) <= self.window);
     }
 
     /// Records fields that were taken from other managers, until [`Drift::drain_taken`].
@@ -243,22 +273,20 @@ impl Drift {
         let advice = advice.map_or(&*general, |(_, advice)| *advice);
 
         let now = Instant::now();
+        self.sweep(now);
         let mut episodes = self.episodes();
-        // Ended episodes must neither accumulate nor count towards this one.
-        let kept = self.window.max(self.backoff.max * 2);
-        episodes.retain(|key, episode| {
-            let is_this = key == child;
-            let kept = if is_this && episode.contest.is_none() {
+        // An ended episode must not count towards this one.
+        let has_ended = |episode: &Episode| {
+            let kept = if episode.contest.is_none() {
                 self.window
             } else {
-                kept
+                self.contest_window()
             };
-            (!is_this || episode.is_of(owner, digest))
-                && episode
-                    .latest
-                    .back()
-                    .is_some_and(|latest| now.duration_since(latest.at) <= kept)
-        });
+            !episode.is_of(owner, digest) || episode.has_ended(now, kept)
+        };
+        if episodes.get(child).is_some_and(has_ended) {
+            episodes.remove(child);
+        }
         let episode = episodes
             .entry(child.clone())
             .or_insert_with(|| Episode::of(owner, digest));
@@ -323,14 +351,14 @@ impl Drift {
         info!(child = title, "recreated a deleted child");
         self.corrected.inc();
         let now = Instant::now();
-        let mut recreated = self
-            .recreated
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        recreated.retain(|_, at| now.duration_since(*at) <= self.window);
-        let is_unreported = !recreated.contains_key(child);
-        recreated.entry(child.clone()).or_insert(now);
-        drop(recreated);
+        self.sweep(now);
+        let mut recreations = self.recreations();
+        let reported = recreations.get(child);
+        let is_unreported = reported.is_none_or(|at| now.duration_since(*at) > self.window);
+        if is_unreported {
+            recreations.insert(child.clone(), now);
+        }
+        drop(recreations);
         if is_unreported {
             let kind = owner.kind();
             let note = format!(
@@ -365,10 +393,7 @@ impl Drift {
     /// Forgets a child that is no longer desired.
     pub fn forget(&self, child: &ObjectKey) {
         self.created(child);
-        self.recreated
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(child);
+        self.recreations().remove(child);
     }
 }
 
@@ -387,6 +412,12 @@ impl Episode {
             reported: BTreeSet::new(),
             contest: None,
         }
+    }
+
+    /// Returns whether the last correction is longer ago than `kept`.
+    fn has_ended(&self, now: Instant, kept: Duration) -> bool {
+        let last = self.latest.back();
+        last.is_none_or(|last| now.duration_since(last.at) > kept)
     }
 
     fn is_of(&self, owner: &Owner, digest: &str) -> bool {

@@ -36,6 +36,10 @@ fn child() -> ObjectKey {
 }
 
 fn correct(drift: &Drift, field: &str) {
+    correct_child(drift, &child(), field);
+}
+
+fn correct_child(drift: &Drift, child: &ObjectKey, field: &str) {
     let fields = [vec!["f:spec".to_owned(), format!("f:{field}")]];
     let before = &Projection::default();
     let correction = Correction {
@@ -45,7 +49,7 @@ fn correct(drift: &Drift, field: &str) {
         manager: Some("kubectl"),
         digest: "d",
     };
-    drift.corrected(&owner(None), &child(), &correction);
+    drift.corrected(&owner(None), child, &correction);
 }
 
 fn reported(drift: &Drift) -> usize {
@@ -157,22 +161,40 @@ async fn episodes_and_events_are_bounded() {
         CORRECTIONS_UNTIL_CONTESTED
     );
     tokio::time::advance(MINUTE * 11).await;
-    let before = &Projection::default();
-    let correction = Correction {
-        title: "Service shop/db",
-        fields: &[],
-        before,
-        manager: None,
-        digest: "d",
-    };
-    drift.corrected(&owner(None), &ObjectKey::new("shop", "db"), &correction);
+    correct_child(&drift, &ObjectKey::new("shop", "db"), "type");
     assert_eq!(drift.episodes().len(), 1, "the other episode has ended");
+}
+
+/// Each search for ended episodes visits all children, and another client may change all of them at once.
+#[tokio::test(start_paused = true)]
+async fn ended_episodes_are_forgotten_once_per_period() {
+    let drift = drift();
+    let change_all = |prefix: &str| {
+        for number in 0..100 {
+            let child = ObjectKey::new("shop", &format!("{prefix}-{number}"));
+            correct_child(&drift, &child, "image");
+            drift.recreated(&owner(None), &child, "Deployment shop/web");
+            correct_child(&drift, &child, "image");
+        }
+    };
+    let known = || (drift.episodes().len(), drift.recreations().len());
+    tokio::time::advance(MINUTE * 6).await;
+    change_all("a");
+    tokio::time::advance(MINUTE * 5).await;
+    change_all("b");
+    // The first ones have ended. The last search was six minutes ago.
+    tokio::time::advance(MINUTE * 6).await;
+    change_all("c");
+    assert_eq!(known(), (300, 300));
+    tokio::time::advance(MINUTE * 5).await;
+    change_all("d");
+    assert_eq!(known(), (200, 200), "two of four remain");
 }
 
 #[tokio::test(start_paused = true)]
 async fn recreation_is_reported_once_within_the_window_and_counted_each_time() {
     let drift = drift();
-    let reported = |drift: &Drift| drift.recreated.lock().unwrap().get(&child()).copied();
+    let reported = |drift: &Drift| drift.recreations().get(&child()).copied();
     drift.recreated(&owner(None), &child(), "Deployment shop/web");
     let first = reported(&drift);
     assert!(first.is_some());
