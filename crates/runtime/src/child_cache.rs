@@ -1,7 +1,7 @@
 //! Cache of watched children that are not stored whole: whether each matches its desired state, and a summary for the
 //! owner's status.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,6 +30,8 @@ pub struct ChildCache<S> {
 struct CacheState<S> {
     /// Boxed: many slots of a large tree are empty.
     known: BTreeMap<ObjectKey, Box<CacheEntry<S>>>,
+    /// The keys of `known` by the key and by the UID of the owner that the child names.
+    by_owner: BTreeSet<(OwnerId, ObjectKey)>,
     /// Names for which a read found no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
@@ -37,6 +39,16 @@ struct CacheState<S> {
     /// UIDs of children that the operator deletes.
     deleting: HashMap<ObjectKey, String>,
     reads: HashMap<ObjectKey, PendingRead>,
+    /// Number of children that searches visited.
+    #[cfg(test)]
+    visits: std::cell::Cell<usize>,
+}
+
+/// Key or UID of an owner.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum OwnerId {
+    Key(ObjectKey),
+    Uid(Arc<str>),
 }
 
 struct CacheEntry<S> {
@@ -100,6 +112,12 @@ impl<S> KnownChild<S> {
         }
     }
 
+    fn owner_ids(&self) -> impl Iterator<Item = OwnerId> {
+        let key = self.owner.clone().map(OwnerId::Key);
+        let uid = OwnerId::Uid(Arc::clone(&self.owner_uid));
+        key.into_iter().chain([uid])
+    }
+
     /// Returns the metadata that pins a write to this version of the child.
     pub(crate) fn pinned(&self, key: &ObjectKey) -> ObjectMeta {
         ObjectMeta {
@@ -134,10 +152,13 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     pub fn new(trust: Duration) -> Self {
         let state = Mutex::new(CacheState {
             known: BTreeMap::new(),
+            by_owner: BTreeSet::new(),
             absent: HashSet::new(),
             external_deletions: HashSet::new(),
             deleting: HashMap::new(),
             reads: HashMap::new(),
+            #[cfg(test)]
+            visits: std::cell::Cell::default(),
         });
         Self { state, trust }
     }
@@ -186,38 +207,22 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         Some(entry.confirmed.as_ref()?.matched.clone())
     }
 
-    /// Returns the number of children that satisfy the predicate.
-    pub fn count(&self, is_selected: impl Fn(&KnownChild<S>) -> bool) -> usize {
-        let state = self.state();
-        let known = state.known.values();
-        known.filter(|entry| is_selected(&entry.known)).count()
-    }
-
-    /// Returns the keys of all children that satisfy the predicate.
-    pub(crate) fn keys_where(
+    /// Calls `visit` for each child that names the owner `owner`, or an owner with this UID. Other children cost nothing.
+    pub(crate) fn each_of(
         &self,
-        is_selected: impl Fn(&KnownChild<S>) -> bool,
-    ) -> Vec<ObjectKey> {
+        owner: &ObjectKey,
+        uid: &str,
+        mut visit: impl FnMut(&ObjectKey, &KnownChild<S>),
+    ) {
         let state = self.state();
-        state
-            .known
-            .iter()
-            .filter(|(_, entry)| is_selected(&entry.known))
-            .map(|(key, _)| key.clone())
-            .collect()
-    }
-
-    /// Returns the cached state of all children that satisfy the predicate.
-    pub fn collect(
-        &self,
-        is_selected: impl Fn(&ObjectKey, &KnownChild<S>) -> bool,
-    ) -> HashMap<ObjectKey, KnownChild<S>> {
-        let state = self.state();
-        let known = state.known.iter();
-        known
-            .filter(|(key, entry)| is_selected(key, &entry.known))
-            .map(|(key, entry)| (key.clone(), entry.known.clone()))
-            .collect()
+        for (key, child) in state.naming(OwnerId::Uid(shared::text(uid))) {
+            visit(key, child);
+        }
+        for (key, child) in state.naming(OwnerId::Key(owner.clone())) {
+            if *child.owner_uid != *uid {
+                visit(key, child);
+            }
+        }
     }
 
     /// Returns whether a read has shown that no child of this name is owned, with or without the ownership label.
@@ -233,7 +238,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         if state.reads.get(key).is_some_and(|read| read.shown) {
             return;
         }
-        state.known.remove(key);
+        state.remove(key);
         state.absent.insert(key.clone());
     }
 
@@ -284,7 +289,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         if state.reads.get(key).is_some_and(|read| read.shown) {
             return;
         }
-        if let Some(entry) = state.known.remove(key) {
+        if let Some(entry) = state.remove(key) {
             state.record_deletion(key, &entry.known.uid);
         }
     }
@@ -399,7 +404,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             return None;
         }
         state.record_deletion(key, uid);
-        state.known.remove(key)?.known.owner
+        state.remove(key)?.known.owner
     }
 
     /// Records that the watch showed a version of an object that proves no owner. Returns the owner of the child, if
@@ -427,7 +432,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         if let Some(read) = state.reads.get_mut(key) {
             read.missed = true;
         }
-        let CacheEntry { known, .. } = *state.known.remove(key)?;
+        let CacheEntry { known, .. } = state.remove(key)?;
         state.record_deletion(key, &known.uid);
         known.owner
     }
@@ -444,12 +449,37 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 
 impl<S> CacheState<S> {
     fn insert(&mut self, key: ObjectKey, known: KnownChild<S>, confirmed: Option<Confirmed>) {
+        self.remove(&key);
+        let owners = known.owner_ids();
+        self.by_owner
+            .extend(owners.map(|owner| (owner, key.clone())));
         let entry = CacheEntry {
             known,
             confirmed,
             read_due: None,
         };
         self.known.insert(key, Box::new(entry));
+    }
+
+    fn remove(&mut self, key: &ObjectKey) -> Option<CacheEntry<S>> {
+        let entry = self.known.remove(key)?;
+        for owner in entry.known.owner_ids() {
+            self.by_owner.remove(&(owner, key.clone()));
+        }
+        Some(*entry)
+    }
+
+    /// Returns the children that name this owner.
+    fn naming(&self, owner: OwnerId) -> impl Iterator<Item = (&ObjectKey, &KnownChild<S>)> {
+        let first = (owner.clone(), ObjectKey::new("", ""));
+        self.by_owner
+            .range(first..)
+            .take_while(move |(of, _)| *of == owner)
+            .filter_map(move |(_, key)| {
+                #[cfg(test)]
+                self.visits.set(self.visits.get() + 1);
+                Some((key, &self.known.get(key)?.known))
+            })
     }
 
     /// Records the deletion of the known child of this UID, by the operator or another client.

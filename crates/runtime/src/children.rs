@@ -100,18 +100,39 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         cx: &Context<O>,
         is_selected: impl Fn(&ObjectKey, &KnownChild<S>) -> bool,
     ) -> HashMap<ObjectKey, KnownChild<S>> {
-        self.cache
-            .collect(|key, child| is_owned(cx, child) && is_selected(key, child))
+        let mut owned = HashMap::new();
+        self.each_owned(cx, |key, child| {
+            if is_selected(key, child) {
+                owned.insert(key.clone(), child.clone());
+            }
+        });
+        owned
     }
 
     /// Returns the keys of the cached children that the context's object [owns](Children::owned).
     pub fn owned_keys<O: ReconciledKind>(&self, cx: &Context<O>) -> Vec<ObjectKey> {
-        self.cache.keys_where(|child| is_owned(cx, child))
+        let mut owned = Vec::new();
+        self.each_owned(cx, |key, _| owned.push(key.clone()));
+        owned
     }
 
     /// Returns the number of children that the context's object owns.
     pub fn owned_count<O: ReconciledKind>(&self, cx: &Context<O>) -> usize {
-        self.cache.count(|child| is_owned(cx, child))
+        let mut owned = 0;
+        self.each_owned(cx, |_, _| owned += 1);
+        owned
+    }
+
+    fn each_owned<O: ReconciledKind>(
+        &self,
+        cx: &Context<O>,
+        mut visit: impl FnMut(&ObjectKey, &KnownChild<S>),
+    ) {
+        self.cache.each_of(&cx.key, cx.owner.uid(), |key, child| {
+            if is_owned(cx, child) {
+                visit(key, child);
+            }
+        });
     }
 
     /// Returns the cached child of this name, if its owner is the context's object, or an earlier object with the name

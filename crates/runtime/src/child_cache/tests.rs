@@ -529,3 +529,43 @@ fn external_deletions_are_bounded() {
     }
     assert_eq!(cache.state().external_deletions.len(), 1);
 }
+
+#[test]
+fn children_of_other_owners_are_not_visited() {
+    let cache = ChildCache::new(TRUST);
+    let show = |name: &str, version: u64, owner: Option<&str>, uid: &str| {
+        let known = KnownChild {
+            owner: owner.map(key),
+            owner_uid: uid.into(),
+            ..child(version, 0, 1)
+        };
+        cache.on_applied(key(name), known);
+    };
+    let visited = |owner: &str, uid: &str| {
+        cache.state().visits.set(0);
+        let mut names = Vec::new();
+        cache.each_of(&key(owner), uid, |key, _| names.push(key.name.to_string()));
+        names.sort();
+        (names.join(" "), cache.state().visits.get())
+    };
+    for number in 0..100 {
+        show(&format!("other-{number}"), 5, Some("other"), "o");
+    }
+    show("adopted", 5, Some("other"), "o");
+    show("by-both", 5, Some("web"), "w");
+    show("by-key", 5, Some("web"), "earlier");
+    show("by-uid", 5, None, "w");
+    assert_eq!(visited("web", "w"), ("by-both by-key by-uid".into(), 4));
+    // The owner that the child first named stays known after an adoption.
+    show("adopted", 6, Some("web"), "w");
+    let names = "adopted by-both by-key by-uid";
+    assert_eq!(visited("web", "w"), (names.into(), 5));
+    assert!(visited("other", "o").0.contains("adopted"));
+
+    cache.on_deleted(&key("by-both"), "1");
+    cache.on_missing(&key("by-key"));
+    cache.record_missing(&key("by-uid"));
+    cache.record_absent(&key("adopted"));
+    assert_eq!(visited("web", "w"), (String::new(), 0));
+    assert!(!visited("other", "o").0.contains("adopted"));
+}
