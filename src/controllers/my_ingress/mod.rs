@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
+use kube::Api;
 use kube::core::PartialObjectMeta;
-use kube::{Api, ResourceExt};
 use qm_api::MyIngress;
 use qm_api::my_ingress::GROUP;
 use qm_aws::elb::Elb;
@@ -27,6 +27,7 @@ use tokio::sync::OnceCell;
 use self::backends::Backends;
 use self::build::Desired;
 use self::execute::{Executor, StepError, read_error};
+use self::namesakes::Namesakes;
 use self::observe::{Observed, now};
 use self::report::report;
 use self::tags::{CLUSTER_NAMESPACE, OwnershipTags};
@@ -36,6 +37,7 @@ use crate::cli::RunConfig;
 mod backends;
 pub mod build;
 mod execute;
+mod namesakes;
 mod observe;
 mod plan;
 mod report;
@@ -68,6 +70,7 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
 pub(crate) struct MyIngresses<A> {
     executor: Executor<A>,
     ingresses: Objects<MyIngress>,
+    namesakes: Namesakes,
     trigger: Trigger<MyIngress>,
     cluster: OnceCell<String>,
     sync_period: Duration,
@@ -101,6 +104,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
                 backends,
             },
             ingresses: setup.objects.clone(),
+            namesakes: Namesakes::default(),
             trigger: setup.trigger.clone(),
             cluster: OnceCell::new(),
             sync_period: timings.aws_sync_period,
@@ -138,22 +142,26 @@ impl<A: Aws> Controller for MyIngresses<A> {
     }
 
     fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
+        let key = ObjectKey::of(ingress.as_ref());
+        self.namesakes.insert(&key);
         // With a narrower scope the operator rejects listeners, and so needs no nodes and Services.
         if self.executor.scope == WatchScope::Cluster {
-            let key = ObjectKey::of(ingress.as_ref());
             self.executor.backends.follow(&key, ingress);
         }
+    }
+
+    fn deleted(&self, ingress: &Arc<MyIngress>) {
+        self.namesakes.remove(&ObjectKey::of(ingress.as_ref()));
     }
 
     fn forget(&self, key: &ObjectKey) {
         self.executor.backends.forget(key);
         // A MyIngress with the same name in another namespace may wait for the name of the load balancer. One that is
         // being deleted does not; two of them would wake each other without end.
-        for other in self.ingresses.all() {
-            let other_key = ObjectKey::of(other.as_ref());
-            let may_wait = other.metadata.deletion_timestamp.is_none();
-            if may_wait && other.name_any() == *key.name && other_key != *key {
-                self.trigger.wake(&other_key);
+        let may_wait = |other: Arc<MyIngress>| other.metadata.deletion_timestamp.is_none();
+        for other in self.namesakes.of(key) {
+            if self.ingresses.get(&other).is_some_and(may_wait) {
+                self.trigger.wake(&other);
             }
         }
     }
