@@ -40,6 +40,11 @@ struct BackendState {
     is_awaited: bool,
     /// Names of the Services of each `MyIngress`.
     services: HashMap<ObjectKey, BTreeSet<String>>,
+    /// The keys of `services` by Service.
+    followers: BTreeSet<(ObjectKey, ObjectKey)>,
+    /// Number of `MyIngress`es that searches visited.
+    #[cfg(test)]
+    visits: std::cell::Cell<usize>,
 }
 
 impl Backends {
@@ -69,11 +74,17 @@ impl Backends {
         }
         // The first listener starts the watches.
         let _ = self.watch_needed.set(());
-        self.state().services.insert(key.clone(), services);
+        let mut state = self.state();
+        state.forget(key);
+        let names = services.iter();
+        let followed = names.map(|name| ObjectKey::new(&key.namespace, name));
+        let followed = followed.map(|service| (service, key.clone()));
+        state.followers.extend(followed);
+        state.services.insert(key.clone(), services);
     }
 
     pub fn forget(&self, key: &ObjectKey) {
-        self.state().services.remove(key);
+        self.state().forget(key);
     }
 
     /// Returns the instance IDs of the nodes that take traffic, once the nodes are listed.
@@ -120,13 +131,32 @@ impl Backends {
     /// Triggers a reconcile of each `MyIngress` that follows the Service. Returns whether there is one.
     fn on_service(&self, service: &ObjectKey) -> bool {
         let mut is_followed = false;
-        for (key, services) in &self.state().services {
-            if key.namespace == service.namespace && services.contains(&*service.name) {
-                self.trigger.wake(key);
-                is_followed = true;
-            }
+        for ingress in self.state().followers_of(service) {
+            self.trigger.wake(ingress);
+            is_followed = true;
         }
         is_followed
+    }
+}
+
+impl BackendState {
+    fn forget(&mut self, ingress: &ObjectKey) {
+        for name in self.services.remove(ingress).into_iter().flatten() {
+            let service = ObjectKey::new(&ingress.namespace, &name);
+            self.followers.remove(&(service, ingress.clone()));
+        }
+    }
+
+    fn followers_of(&self, service: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
+        let first = (service.clone(), ObjectKey::new("", ""));
+        self.followers
+            .range(first..)
+            .take_while(move |(of, _)| of == service)
+            .map(|(_, ingress)| ingress)
+            .inspect(move |_| {
+                #[cfg(test)]
+                self.visits.set(self.visits.get() + 1);
+            })
     }
 }
 
@@ -183,14 +213,13 @@ impl Index<PartialObjectMeta<Service>> for Backends {
 
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
-        let ingresses = state.services.iter();
-        let watched = ingresses.filter(|(key, _)| namespace.is_none_or(|it| *it == *key.namespace));
-        let services: BTreeSet<_> = watched
-            .flat_map(|(key, services)| services.iter().map(|name| (&*key.namespace, &**name)))
+        let services = state.followers.iter().map(|(service, _)| service);
+        let mut services: Vec<_> = services
+            .filter(|service| service.is_in(namespace))
+            .cloned()
             .collect();
-        let keys = services.into_iter();
-        keys.map(|(namespace, name)| ObjectKey::new(namespace, name))
-            .collect()
+        services.dedup();
+        services
     }
 }
 
@@ -303,6 +332,39 @@ mod tests {
         };
         assert!(applied("web"));
         assert!(!applied("other"));
+    }
+
+    #[test]
+    fn change_of_a_service_visits_only_its_followers() {
+        let trigger = Trigger::default();
+        let mut woken = trigger.open();
+        let backends = Backends::new(trigger);
+        let services: &dyn Index<PartialObjectMeta<Service>> = &backends;
+        let follow = |name: &str, service: &str| {
+            let listener = json!({ "port": 80, "service": { "name": service, "port": 80 } });
+            let ingress = json!({ "metadata": {}, "spec": { "listeners": [listener] } });
+            let ingress: MyIngress = from_value(ingress).unwrap();
+            backends.follow(&ObjectKey::new("shop", name), &ingress);
+        };
+        for number in 0..100 {
+            follow(&format!("other-{number}"), &format!("web-{number}"));
+        }
+        for name in ["a", "b", "c"] {
+            follow(name, "web");
+        }
+        let mut change = || {
+            backends.state().visits.set(0);
+            services.delete(&ObjectKey::new("shop", "web"), None);
+            let names = std::iter::from_fn(|| woken.try_recv().ok());
+            let names: Vec<_> = names.map(|key| key.name.to_string()).collect();
+            (names.join(" "), backends.state().visits.get())
+        };
+        assert_eq!(change(), ("a b c".into(), 3));
+        follow("a", "api");
+        backends.forget(&ObjectKey::new("shop", "b"));
+        assert_eq!(change(), ("c".into(), 1));
+        backends.forget(&ObjectKey::new("shop", "c"));
+        assert_eq!(change(), (String::new(), 0));
     }
 
     #[test]
