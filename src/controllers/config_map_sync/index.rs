@@ -234,7 +234,8 @@ impl SyncIndex {
             *plan.source.namespace == *name
                 || labels.iter().any(|labels| plan.reaches(name, *labels))
         };
-        let concerned = state.syncs.iter().filter(|(_, it)| is_concerned(&it.plan));
+        let concerned = state.referring_to_namespace(name);
+        let concerned = concerned.filter(|(_, it)| is_concerned(&it.plan));
         let mut concerned: BTreeSet<_> = concerned.map(|(key, _)| key.clone()).collect();
         if let Some(info) = info {
             state.namespaces.insert(name.to_owned(), info);
@@ -260,6 +261,28 @@ impl Reference {
         };
         all.push(Self::Source(plan.source.clone()));
         all
+    }
+
+    /// Returns the start of each range of references that the state of a namespace may concern.
+    fn starts_of_namespace(namespace: &str) -> [Self; 3] {
+        // No name is empty.
+        let start = ObjectKey::new(namespace, "");
+        [
+            Self::Source(start.clone()),
+            Self::Copy(start),
+            Self::SelectedCopies(String::new()),
+        ]
+    }
+
+    /// Returns whether this reference is in the range with this start.
+    fn is_in_range_of(&self, start: &Self) -> bool {
+        match (self, start) {
+            (Self::Source(map), Self::Source(start)) | (Self::Copy(map), Self::Copy(start)) => {
+                map.namespace == start.namespace
+            }
+            (Self::SelectedCopies(_), Self::SelectedCopies(_)) => true,
+            _ => false,
+        }
     }
 }
 
@@ -297,6 +320,21 @@ impl SyncIndexState {
             .range(first..)
             .take_while(move |(of, _)| *of == reference)
             .filter_map(move |(_, sync)| self.visit(sync))
+    }
+
+    /// Returns the syncs with a source or a named copy in the namespace, and all that select namespaces.
+    fn referring_to_namespace(
+        &self,
+        namespace: &str,
+    ) -> impl Iterator<Item = (&ObjectKey, &SyncReferences)> {
+        let starts = Reference::starts_of_namespace(namespace).into_iter();
+        let found = starts.flat_map(move |start| {
+            let references = self
+                .references
+                .range((start.clone(), ObjectKey::new("", ""))..);
+            references.take_while(move |(of, _)| of.is_in_range_of(&start))
+        });
+        found.filter_map(move |(_, sync)| self.visit(sync))
     }
 
     fn visit(&self, sync: &ObjectKey) -> Option<(&ObjectKey, &SyncReferences)> {
@@ -511,6 +549,15 @@ mod tests {
                 assert_eq!(fixture.woken(), woken);
                 assert_eq!(fixture.visits(), 1);
             }
+        }
+        for (namespace, woken) in [
+            ("team-7", vec!["team-7/config"]),
+            ("copies-7", vec!["team-7/config"]),
+            ("elsewhere", vec![]),
+        ] {
+            fixture.set_labels(namespace, &json!({}));
+            assert_eq!(fixture.woken(), woken);
+            assert_eq!(fixture.visits(), woken.len());
         }
         let last = ObjectKey::new(&format!("team-{}", TEAMS - 1), "config");
         assert_eq!(fixture.index.older_syncs_in_loop(&last), None);
