@@ -129,6 +129,8 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
         outbox: Arc::clone(&outbox),
         reread: timings.secret_refresh_period,
         points: points.objects.clone(),
+        cache: points.cache.clone(),
+        announced: Mutex::default(),
         fields: fields.objects.clone(),
         field_trigger: fields.trigger.clone(),
         sets: sets.objects.clone(),

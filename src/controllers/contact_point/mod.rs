@@ -14,6 +14,7 @@ use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::Transport;
 use qm_notify::queue::{AcceptedTests, InitialState, Outbox, TestMessage};
+use qm_runtime::cache::CacheStatus;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Class, Error, Result};
 use qm_runtime::objects::Objects;
@@ -22,6 +23,7 @@ use qm_runtime::trigger::Trigger;
 use qm_runtime::{ObjectKey, short_digest};
 
 use self::endpoint::{EndpointError, ResolvedEndpoint, SecretSource};
+use crate::controllers::tracked_field::receivers::of_point;
 
 pub mod endpoint;
 pub mod status;
@@ -54,6 +56,10 @@ pub(crate) struct ContactPoints<T> {
     pub(super) reread: Duration,
     /// All contact points.
     pub(super) points: Objects<ContactPoint>,
+    /// State of the cache of contact points.
+    pub(super) cache: CacheStatus,
+    /// State of each contact point for which its dependents were last woken.
+    pub(super) announced: Mutex<HashMap<ObjectKey, Arc<ContactPoint>>>,
     /// All `TrackedField`s, some of which wait for a contact point.
     pub(super) fields: Objects<TrackedField>,
     pub(super) field_trigger: Trigger<TrackedField>,
@@ -134,10 +140,15 @@ impl<T: Transport> ContactPoints<T> {
         tested
     }
 
+    fn announced(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<ContactPoint>>> {
+        let announced = self.announced.lock();
+        announced.unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Wakes the sets of the namespace and the [`dependents`] of `point`.
-    fn wake_dependents(&self, point: &ContactPoint) {
+    fn wake_dependents(&self, point: &ContactPoint, names_changed: bool) {
         let key = ObjectKey::of(point);
-        for field in dependents(&key, &self.points, &self.fields) {
+        for field in dependents(&key, &self.points, &self.fields, names_changed) {
             self.field_trigger.wake(&ObjectKey::of(field.as_ref()));
         }
         for set in self.sets.in_namespace(&key.namespace, |_| true) {
@@ -146,21 +157,32 @@ impl<T: Transport> ContactPoints<T> {
     }
 }
 
-/// Returns the `TrackedField`s that a change of the contact point `key` concerns: those that send to it, and those whose
-/// contact point is missing, because their message suggests the nearest name.
+/// Returns whether a change of a contact point concerns its dependents. A change of labels, annotations or other parts
+/// of the status does not: each dependent that is woken renders its template again.
+fn concerns_dependents(before: &ContactPoint, now: &ContactPoint) -> bool {
+    before.spec != now.spec || of_point(before) != of_point(now)
+}
+
+/// Returns the `TrackedField`s that a change of the contact point `key` concerns: those that send to it and, if
+/// `names_changed`, those whose contact point is missing, because their message suggests the nearest name.
 fn dependents(
     key: &ObjectKey,
     points: &Objects<ContactPoint>,
     fields: &Objects<TrackedField>,
+    names_changed: bool,
 ) -> Vec<Arc<TrackedField>> {
-    let points = points.in_namespace(&key.namespace, |_| true);
+    let points = if names_changed {
+        points.in_namespace(&key.namespace, |_| true)
+    } else {
+        Vec::new()
+    };
     let names: HashSet<&str> = points
         .iter()
         .filter_map(|point| point.metadata.name.as_deref())
         .collect();
     fields.in_namespace(&key.namespace, |field| {
         let name = field.spec.notification.contact_point.as_str();
-        *name == *key.name || !names.contains(name)
+        *name == *key.name || (names_changed && !names.contains(name))
     })
 }
 
@@ -292,13 +314,22 @@ impl<T: Transport> Controller for ContactPoints<T> {
     }
 
     fn changed(&self, point: &Arc<ContactPoint>, is_listed: bool) {
-        if is_listed {
-            self.wake_dependents(point);
+        if !is_listed {
+            return;
+        }
+        let key = ObjectKey::of(point.as_ref());
+        // The dependents report that contact points cannot be listed, until the next list.
+        let was_unavailable = self.cache.unavailable(&key.namespace).is_some();
+        let before = self.announced().insert(key, Arc::clone(point));
+        let is_new = before.is_none() || was_unavailable;
+        if is_new || before.is_some_and(|before| concerns_dependents(&before, point)) {
+            self.wake_dependents(point, is_new);
         }
     }
 
     fn deleted(&self, point: &Arc<ContactPoint>) {
-        self.wake_dependents(point);
+        self.announced().remove(&ObjectKey::of(point.as_ref()));
+        self.wake_dependents(point, true);
     }
 
     fn forget(&self, key: &ObjectKey) {
@@ -310,7 +341,8 @@ impl<T: Transport> Controller for ContactPoints<T> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use serde_json::json;
+    use rstest::rstest;
+    use serde_json::{Value, from_value, json};
 
     use super::*;
 
@@ -337,13 +369,50 @@ mod tests {
             });
             fields.insert(serde_json::from_value(field).unwrap());
         }
-        let of = |name: &str| -> Vec<String> {
-            let dependents = dependents(&ObjectKey::new("a", name), &points, &fields);
+        let of = |name: &str, names_changed: bool| -> Vec<String> {
+            let key = ObjectKey::new("a", name);
+            let dependents = dependents(&key, &points, &fields, names_changed);
             dependents.iter().map(|field| field.name_any()).collect()
         };
-        assert_eq!(of("changed"), ["sends", "waits"]);
+        assert_eq!(of("changed", false), ["sends"]);
+        assert_eq!(of("changed", true), ["sends", "waits"]);
         points.remove(&ObjectKey::new("a", "changed"));
-        assert_eq!(of("changed"), ["sends", "waits"], "deleted");
-        assert_eq!(of("other"), ["sends", "sends-to-another", "waits"]);
+        assert_eq!(of("changed", true), ["sends", "waits"], "deleted");
+        let all = ["sends", "sends-to-another", "waits"];
+        assert_eq!(of("other", true), all);
+    }
+
+    /// A tenant may label a contact point all the time, and each `TrackedField` may have an expensive template.
+    #[rstest]
+    #[case::label(json!({ "metadata": { "labels": { "a": "b" }, "resourceVersion": "2" } }), false)]
+    #[case::annotation(json!({ "metadata": { "annotations": { TEST_AT: "now" } } }), false)]
+    #[case::accepted_test(json!({ "status": { "testsAccepted": 2 } }), false)]
+    #[case::message_while_ready(json!({ "status": { "conditions": ready("True", "messages wait") } }), false)]
+    #[case::spec(json!({ "spec": { "footer": "new" } }), true)]
+    #[case::suspended(json!({ "spec": { "suspend": true } }), true)]
+    #[case::not_ready(json!({ "status": { "ready": false } }), true)]
+    #[case::terminating(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }), true)]
+    fn dependents_are_concerned_by_what_they_report(#[case] change: Value, #[case] expected: bool) {
+        let before = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint",
+            "metadata": { "namespace": "a", "name": "hook", "resourceVersion": "1" },
+            "spec": { "type": "Webhook" },
+            "status": { "ready": true, "testsAccepted": 1, "conditions": ready("True", "messages can be sent") },
+        });
+        let mut after = before.clone();
+        let change: HashMap<String, HashMap<String, Value>> = from_value(change).unwrap();
+        for (part, fields) in change {
+            for (name, value) in fields {
+                after[&part][&name] = value;
+            }
+        }
+        let [before, after]: [ContactPoint; 2] =
+            [before, after].map(|point| from_value(point).unwrap());
+        assert_eq!(concerns_dependents(&before, &after), expected);
+    }
+
+    fn ready(status: &str, message: &str) -> Value {
+        json!([{ "type": "Ready", "status": status, "reason": "Ready", "message": message,
+                 "lastTransitionTime": "2026-01-01T00:00:00Z" }])
     }
 }
