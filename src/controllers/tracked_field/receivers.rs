@@ -16,6 +16,10 @@ use qm_runtime::outcome::SUSPENDED;
 use super::waiting::WaitingReason;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;
 
+/// Maximum number of contact points whose names are compared with that of a missing one. A comparison of two long names
+/// takes some 100 µs, and each reconcile of a `TrackedField` without its contact point makes them.
+const MAX_COMPARED: usize = 100;
+
 /// The contact points of all namespaces, and whether they accept messages.
 pub struct Receivers<T> {
     pub points: Objects<ContactPoint>,
@@ -39,10 +43,8 @@ impl<T: Transport> Receivers<T> {
             return Some(WaitingReason::ContactPointNotReady { name, because });
         }
         let Some(point) = self.get(namespace, name) else {
+            let nearest = nearest_point(&self.points, namespace, name);
             let name = name.to_owned();
-            let points = self.points.in_namespace(namespace, |_| true);
-            let names: Vec<String> = points.iter().map(|point| point.name_any()).collect();
-            let nearest = nearest(&name, names.iter().map(String::as_str)).map(str::to_owned);
             return Some(WaitingReason::ContactPointNotFound { name, nearest });
         };
         of_point(&point).or_else(|| {
@@ -53,6 +55,14 @@ impl<T: Transport> Receivers<T> {
             })
         })
     }
+}
+
+/// Returns the most similar name of the first contact points of a namespace, if any is similar.
+fn nearest_point(points: &Objects<ContactPoint>, namespace: &str, name: &str) -> Option<String> {
+    let points = points.in_namespace(namespace, |_| true);
+    let first = points.iter().take(MAX_COMPARED);
+    let names: Vec<String> = first.map(|point| point.name_any()).collect();
+    nearest(name, names.iter().map(String::as_str)).map(str::to_owned)
 }
 
 /// Returns the obstacle to sending messages to a contact point.
@@ -105,6 +115,26 @@ mod tests {
             "spec": { "type": "webhook" }, "status": status,
         });
         of_point(&serde_json::from_value(point).unwrap())
+    }
+
+    #[test]
+    fn missing_contact_point_is_compared_with_a_bounded_number_of_names() {
+        let points = Objects::<ContactPoint>::default();
+        let add = |name: &str| {
+            let metadata = json!({ "namespace": "a", "name": name });
+            let point = json!({
+                "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint",
+                "metadata": metadata, "spec": { "type": "Webhook" },
+            });
+            points.insert(serde_json::from_value(point).unwrap());
+        };
+        let nearest = || nearest_point(&points, "a", "telegram-chat");
+        add("telegram-cp");
+        assert_eq!(nearest().as_deref(), Some("telegram-cp"));
+        for number in 0..MAX_COMPARED {
+            add(&format!("a{number}"));
+        }
+        assert_eq!(nearest(), None);
     }
 
     /// Another tool's finalizer may keep the contact point for long.

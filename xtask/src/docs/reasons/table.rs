@@ -184,7 +184,7 @@ pub const REASONS: &[Reason] = &[
     reason("TargetNotFound", &[TF], "The target does not exist.", On("the target is created"), "Create the target, or correct `spec.target`."),
     reason("TargetUnreadable", &[TF], "The apiserver does not answer for the target, or the target nests deeper than the operator reads.", Backoff, "Fix what the message quotes, such as an aggregated API that is down. Or flatten the target."),
     reason("TargetUnreadable", &[SET], "The apiserver does not answer for the resource.", Poll, "Fix what the message quotes, such as an aggregated API that is down."),
-    reason("ContactPointNotFound", &[TF, SET], "The namespace has no ContactPoint of that name. The message names the nearest one.", On("the ContactPoint is created"), "Create the ContactPoint, or correct `contactPoint`."),
+    reason("ContactPointNotFound", &[TF, SET], "The namespace has no ContactPoint of that name. The message names the nearest of the first 100.", On("the ContactPoint is created"), "Create the ContactPoint, or correct `contactPoint`."),
     reason("ContactPointNotReady", &[TF, SET], "The ContactPoint is not ready, is suspended, or was not tried yet, which takes a moment.", On("the ContactPoint changes"), "Fix the ContactPoint: the message has its reason."),
     reason("TrackedFieldsNotServed", &[SET], "The operator may not list TrackedFields, their CRD is missing or incompatible, or their controller is off. Without its TrackedFields, the set would create them again.", Poll, "Do what the message says."),
     reason("SourceNotFound", &[SYNC], "The ConfigMap to copy, or its namespace, does not exist. Existing copies are kept.", On("the ConfigMap is created"), "Create the ConfigMap, or correct the spec."),
