@@ -24,3 +24,21 @@ pub(crate) fn semaphore_of<K: Eq + Hash>(
     semaphores.insert(key, Arc::downgrade(&semaphore));
     semaphore
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn semaphores_without_tasks_do_not_accumulate() {
+        let mut semaphores = HashMap::new();
+        let used = semaphore_of(&mut semaphores, 0, 2);
+        for key in 1..1000 {
+            semaphore_of(&mut semaphores, key, 2);
+        }
+        assert!(semaphores.len() < 10, "{}", semaphores.len());
+        let again = semaphore_of(&mut semaphores, 0, 2);
+        assert!(Arc::ptr_eq(&used, &again));
+        assert_eq!(again.available_permits(), 2);
+    }
+}
