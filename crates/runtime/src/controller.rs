@@ -170,8 +170,7 @@ impl<K: ReconciledKind> Context<K> {
 
     /// Returns whether an object of the kind has this UID, as far as the cache shows.
     pub fn owner_exists(&self, uid: &str) -> bool {
-        let has_uid = |object: &K| object.meta().uid.as_deref() == Some(uid);
-        self.shared.objects.find(has_uid).is_some()
+        self.shared.objects.has_uid(uid)
     }
 
     /// Returns how an object with this metadata relates to the reconciled object.

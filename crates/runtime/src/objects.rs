@@ -1,7 +1,7 @@
 //! The cached objects of a kind, by key.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kube::ResourceExt;
 
@@ -9,7 +9,14 @@ use crate::ObjectKey;
 
 /// The cached objects of a kind. Cheap to clone; all clones have the same objects.
 #[derive(Debug)]
-pub struct Objects<K>(Arc<RwLock<BTreeMap<ObjectKey, Arc<K>>>>);
+pub struct Objects<K>(Arc<RwLock<ObjectsState<K>>>);
+
+#[derive(Debug)]
+struct ObjectsState<K> {
+    by_key: BTreeMap<ObjectKey, Arc<K>>,
+    /// The keys of `by_key` by UID.
+    by_uid: HashMap<String, ObjectKey>,
+}
 
 impl<K> Clone for Objects<K> {
     fn clone(&self) -> Self {
@@ -19,13 +26,24 @@ impl<K> Clone for Objects<K> {
 
 impl<K> Default for Objects<K> {
     fn default() -> Self {
-        Self(Arc::default())
+        Self(Arc::new(RwLock::new(ObjectsState {
+            by_key: BTreeMap::new(),
+            by_uid: HashMap::new(),
+        })))
     }
 }
 
 impl<K> Objects<K> {
+    fn state(&self) -> RwLockReadGuard<'_, ObjectsState<K>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, ObjectsState<K>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn read<T>(&self, read: impl FnOnce(&BTreeMap<ObjectKey, Arc<K>>) -> T) -> T {
-        read(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        read(&self.state().by_key)
     }
 
     /// Returns the object of this key.
@@ -33,9 +51,9 @@ impl<K> Objects<K> {
         self.read(|objects| objects.get(key).cloned())
     }
 
-    /// Returns an object that satisfies the predicate.
-    pub fn find(&self, is_selected: impl Fn(&K) -> bool) -> Option<Arc<K>> {
-        self.read(|objects| objects.values().find(|object| is_selected(object)).cloned())
+    /// Returns whether an object has this UID.
+    pub fn has_uid(&self, uid: &str) -> bool {
+        self.state().by_uid.contains_key(uid)
     }
 
     /// Returns the objects of `namespace` that satisfy the predicate. Objects of other namespaces cost nothing.
@@ -66,21 +84,35 @@ impl<K> Objects<K> {
     pub fn is_empty(&self) -> bool {
         self.read(BTreeMap::is_empty)
     }
-
-    /// Removes the object of this key.
-    pub fn remove(&self, key: &ObjectKey) {
-        let mut objects = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        objects.remove(key);
-    }
 }
 
 impl<K: ResourceExt> Objects<K> {
     /// Inserts an object instead of the one of its name.
     pub fn insert(&self, object: K) -> Arc<K> {
         let (key, object) = (ObjectKey::of(&object), Arc::new(object));
-        let mut objects = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        objects.insert(key, Arc::clone(&object));
+        let mut state = self.state_mut();
+        state.remove(&key);
+        if let Some(uid) = object.uid() {
+            state.by_uid.insert(uid, key.clone());
+        }
+        state.by_key.insert(key, Arc::clone(&object));
         object
+    }
+
+    /// Removes the object of this key.
+    pub fn remove(&self, key: &ObjectKey) {
+        self.state_mut().remove(key);
+    }
+}
+
+impl<K: ResourceExt> ObjectsState<K> {
+    fn remove(&mut self, key: &ObjectKey) {
+        let removed = self.by_key.remove(key);
+        if let Some(uid) = removed.and_then(|object| object.uid())
+            && self.by_uid.get(&uid) == Some(key)
+        {
+            self.by_uid.remove(&uid);
+        }
     }
 }
 
@@ -138,5 +170,29 @@ mod tests {
         let keys = ["x", "y"].map(|name| ObjectKey::new("b", name));
         assert_eq!(objects.keys(Some("b")), keys);
         assert_eq!(objects.keys(None).len(), 402);
+    }
+
+    #[test]
+    fn uid_is_known_as_long_as_its_object() {
+        let objects = Objects::<Widget>::default();
+        let insert = |name: &str, uid: &str| {
+            objects.insert(Widget {
+                metadata: ObjectMeta {
+                    namespace: Some("a".into()),
+                    name: Some(name.into()),
+                    uid: Some(uid.into()),
+                    ..ObjectMeta::default()
+                },
+                ..Widget::default()
+            });
+        };
+        insert("x", "1");
+        insert("y", "2");
+        insert("x", "1");
+        assert!(objects.has_uid("1") && objects.has_uid("2"));
+        insert("x", "3");
+        assert!(!objects.has_uid("1") && objects.has_uid("3"), "recreated");
+        objects.remove(&ObjectKey::new("a", "x"));
+        assert!(!objects.has_uid("3") && objects.has_uid("2"));
     }
 }
