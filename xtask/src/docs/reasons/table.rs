@@ -310,13 +310,13 @@ pub const EVENTS: &[Event] = &[
 /// Rule by which a kind emits Events of its reasons, with the action `Reconcile`.
 #[rustfmt::skip]
 pub const REPORTED: &[(&str, &str)] = &[
-    (CP, "Each change of reason or message: Normal for `Ready` and `Suspended`, otherwise Warning."),
-    (TF, "Each change of reason, and every 30 minutes while it lasts: Normal for `Suspended` and for a ContactPoint that was not tried yet, otherwise Warning."),
-    (SET, "Each change of reason: Normal for `Ready`, `NothingMatches` and `Suspended`, otherwise Warning. None for `Progressing`."),
-    (SYNC, "Each change of reason or message: Normal for `Synced` and `Suspended`, otherwise Warning."),
-    (APP, "Each change of reason: Normal for `Ready` and `Suspended`, otherwise Warning. None for `Progressing`. Reasons of Pods and of the Deployment once, until the app is ready again."),
-    (MA, "Each reason once as a Warning, until the app has been ready for 10 minutes or its spec changes; then `Ready` as Normal. None for `PodPending` and `ChildTerminating`."),
-    (MI, "Each change of reason or message: Normal for `Ready`, `Suspended`, `Creating`, `Provisioning`, `TargetsInitial` and `Terminating`, otherwise Warning."),
+    (CP, "Each change of the reason, and of the message while the ContactPoint is not ready. Normal for `Ready` and `Suspended`, otherwise Warning."),
+    (TF, "Each change of reason or message, and every 30 minutes while it lasts. Normal for `Suspended` and for a ContactPoint that was not tried yet, otherwise Warning."),
+    (SET, "Each reason once, until the set has been ready for 10 minutes or its spec changes. Normal for `Ready`, `NothingMatches` and `Suspended`, otherwise Warning. None for `Progressing`."),
+    (SYNC, "Each change of the reason, and of the message while the sync is not ready. Normal for `Synced` and `Suspended`, otherwise Warning."),
+    (APP, "`Ready` and the reasons of Pods, Deployment and autoscaler: each once, until the app has been ready for 10 minutes or its spec changes. Other reasons: each change of reason or message. Normal for `Ready` and `Suspended`, otherwise Warning. None for `Progressing`."),
+    (MA, "The reasons of the Pod and its node: each once, until the app has been ready for 10 minutes or its spec changes. `Ready`: once after such an Event. Other reasons: each change of reason or message. Normal for `Ready` and `Suspended`, otherwise Warning. None for `PodPending` and `ChildTerminating`."),
+    (MI, "Each change of the reason, and of the message while the MyIngress is not ready. Normal for `Ready`, `Suspended`, `Creating`, `Provisioning`, `TargetsInitial` and `Terminating`, otherwise Warning."),
 ];
 
 /// Text about reasons that the table of a kind leaves out.
