@@ -1,5 +1,5 @@
-//! Index of the watched `ConfigMap`s and namespaces, and of the syncs that they concern. The index keeps only objects
-//! that some `ConfigMapSync` refers to, without their content.
+//! Index of the watched `ConfigMap`s and namespaces, and of the syncs that they concern. The index keeps the labels of
+//! every namespace, and of `ConfigMap`s only the copies, without their content.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
