@@ -28,7 +28,9 @@ pub trait Kind: Resource<DynamicType = ()> {
     /// Replaces values that other objects have too by shared copies, before a cache stores the object.
     fn share(&mut self) {}
 
-    /// Returns whether the spec tells the operator to change nothing.
+    /// Returns whether the spec tells the operator to change nothing, so that the runtime skips the reconcile. A kind
+    /// that acts while it is suspended, such as one that still records, keeps the default, and its controller reads
+    /// `spec.suspend`.
     fn is_suspended(&self) -> bool {
         false
     }

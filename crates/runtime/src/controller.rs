@@ -45,8 +45,9 @@ pub trait Controller: Send + Sync + 'static {
     /// intent. Without effect if there is a [`status_interval`](Self::status_interval).
     const STATUS_CAN_WAIT: bool = true;
 
-    /// Reconciles an object that is neither suspended nor being deleted. Reconciles of one object never overlap; a
-    /// reconcile that exceeds its timeout is dropped at an `await`.
+    /// Reconciles an object that is not being deleted and for which
+    /// [`is_suspended`](qm_core::kind::Kind::is_suspended) is false. Reconciles of one object never overlap; a reconcile
+    /// that exceeds its timeout is dropped at an `await`.
     fn reconcile(
         &self,
         cx: &mut Context<Self::Kind>,
