@@ -28,7 +28,7 @@ use crate::controllers::tracked_field::receivers::of_point;
 pub mod endpoint;
 pub mod status;
 
-/// Name of the controller in logs and metrics.
+/// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "contactpoint";
 pub const KIND: KindInfo = KindInfo::of::<ContactPoint>(
     NAME,

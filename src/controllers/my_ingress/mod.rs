@@ -48,6 +48,7 @@ pub(crate) mod tags;
 #[cfg(test)]
 mod tests;
 
+/// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "myingress";
 pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
     NAME,

@@ -50,7 +50,7 @@ pub mod waiting;
 mod watch_event;
 pub mod when;
 
-/// Name of the controller in logs and metrics.
+/// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "trackedfield";
 pub const KIND: KindInfo = KindInfo::of::<TrackedField>(
     NAME,

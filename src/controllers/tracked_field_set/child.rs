@@ -1,4 +1,4 @@
-//! The children of a `TrackedFieldSet`: their names, their specs, and when the set may delete them. Pure.
+//! The children of a `TrackedFieldSet`: their names, specs and digests. Pure.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! `TrackedFieldSet`: one `TrackedField` for each field of each selected resource.
 //!
 //! The [`index`] keeps the names of the selected resources. A reconcile compares the index with the set's children,
-//! creates and changes `TrackedField`s, and deletes those that the set no longer needs ([`child`] decides when). While
-//! the watch of the resource fails or lists, a missing name proves nothing, so the set deletes no child.
+//! creates and changes `TrackedField`s, and deletes those that the set no longer needs (`deletions` decides when).
+//! While the watch of the resource fails or lists, a missing name proves nothing, so the set deletes no child.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,7 +57,7 @@ pub mod selection;
 pub mod status;
 pub mod writes;
 
-/// Name of the controller in logs and metrics.
+/// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "trackedfieldset";
 pub const KIND: KindInfo = KindInfo::of::<TrackedFieldSet>(
     NAME,
