@@ -206,6 +206,18 @@ mod tests {
     }
 
     #[test]
+    fn entry_without_a_message_shows_the_reason() {
+        let text = drawn(json!([
+            { "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "1", "skipped": "Initial" },
+            { "time": "2026-01-01T00:00:01Z", "action": "Updated", "value": "2", "skipped": "When" },
+        ]));
+        assert!(
+            text.contains("  Initial") && text.contains("  When"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn texts_are_escaped_and_shortened() {
         let long = "x".repeat(100);
         let all = json!([

@@ -102,9 +102,8 @@ pub(super) fn delivery(entry: &Entry) -> Cell {
         Some(Delivery::Pending) => Cell::new(format!("Pending{reason}"), Colour::Yellow),
         Some(Delivery::Failed) => Cell::new(format!("Failed{reason}"), Colour::Red),
         Some(Delivery::Delivered) => Cell::new("Delivered", Colour::Green),
-        None if entry.skipped.is_some() => Cell::new("Skipped", Colour::Dim),
         // An entry that Quartermaster did not write counts as delivered.
-        None => Cell::new("-", Colour::Dim),
+        None => Cell::new(entry.skipped.map_or("-", Skipped::as_str), Colour::Dim),
     }
 }
 

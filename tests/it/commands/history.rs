@@ -157,7 +157,10 @@ async fn history_of_a_set_has_the_newest_entries_of_all_children() {
         .map(|(name, value)| format!("{here}/{name} Updated {value} Delivered"));
     assert_eq!(changes(&lines), expected.collect::<Vec<_>>());
     assert_eq!(
-        lines.iter().filter(|line| line.contains("Skipped")).count(),
+        lines
+            .iter()
+            .filter(|line| line.contains("  Initial"))
+            .count(),
         2,
         "{text}"
     );
