@@ -157,6 +157,14 @@ fn every_named_path_exists() {
     }
 }
 
+#[test]
+fn requested_at_has_one_spelling() {
+    for (path, text) in pages() {
+        let is_other = text.contains("$(date)");
+        assert!(!is_other, "{}: write $(date +%s)", path.display());
+    }
+}
+
 /// Adds the Rust files below `folder`.
 fn add_sources(folder: &Path, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {

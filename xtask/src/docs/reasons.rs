@@ -18,8 +18,8 @@ what you can do. `kubectl describe` shows an object's reason and message, and so
 than this page: it names the object and quotes the error.
 
 To make the operator try at once, annotate the object:
-`kubectl annotate KIND/NAME quartermaster.dev/requested-at=\"$(date)\" --overwrite`. \"After 1 s, growing to 30 s\" means that the delay
-doubles, with random jitter.
+`kubectl -n NAMESPACE annotate KIND/NAME quartermaster.dev/requested-at=\"$(date +%s)\" --overwrite`. \"After 1 s, growing to
+30 s\" means that the delay doubles, with random jitter.
 
 `quartermaster status` and the [metric](metrics.md) `quartermaster_resources` also know `NotObserved`: no status describes the current
 spec yet. If that lasts, no operator serves the object: [Troubleshoot](../operate/troubleshoot.md).

@@ -22,7 +22,7 @@ for replicas in 3 5 2; do
   kubectl -n shop scale deployment web --replicas=$replicas
   kubectl -n shop wait --for=jsonpath='{.status[-1:].value}'=$replicas trackedfield/web-replicas
 done
-#: kubectl -n shop annotate contactpoint/telegram-cp quartermaster.dev/requested-at="$(date)" --overwrite
+#: kubectl -n shop annotate contactpoint/telegram-cp quartermaster.dev/requested-at="$(date +%s)" --overwrite
 rm telegram-down
 #: kubectl -n shop patch contactpoint telegram-cp --type=merge -p '{"spec":{"suspend":true}}'
 # The chat shows what the page says.
