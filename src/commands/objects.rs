@@ -191,7 +191,7 @@ impl ObjectSummary {
     fn read_conditions(&mut self, object: &DynamicObject) {
         let status = &object.data["status"];
         let Some(ready) = condition(object, READY) else {
-            // The tutorial's operator (document 000) wrote no conditions to ContactPoints.
+            // The original program (document 000) wrote no conditions to ContactPoints.
             if status["ready"] == Value::Bool(true) {
                 self.state = ObjectState::Ready;
             }

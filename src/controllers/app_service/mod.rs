@@ -3,7 +3,7 @@
 //! [`validate`] checks the spec, [`build`] builds the desired objects with the user's [`overrides`], [`pods`] finds out
 //! why Pods do not run, and [`status`] reports the result.
 //!
-//! The *original program* is the earlier operator of the CRD `appservices.kosmos.io`, whose objects this one adopts.
+//! The *original program* is a tutorial's operator of the CRD `appservices.kosmos.io`, whose objects this one adopts.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -44,7 +44,7 @@ fn was_ready(status: &ContactPointStatus) -> bool {
 
 /// Returns whether the endpoint of `tested` is known to accept messages, so that no test message is needed.
 pub(crate) fn is_verified(status: &ContactPointStatus, tested: &LastTest) -> bool {
-    // A status without a test comes from the tutorial's operator (document 000), which sent a test message too.
+    // A status without a test comes from the original program (document 000), which sent a test message too.
     was_ready(status)
         && status
             .last_test

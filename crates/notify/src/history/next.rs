@@ -400,7 +400,7 @@ fn version(entry: &Entry) -> u64 {
         .unwrap_or_default()
 }
 
-/// Returns whether the value is unknown: the tutorial's operator (document 000) wrote an empty value for a `targetPort`
+/// Returns whether the value is unknown: the original program (document 000) wrote an empty value for a `targetPort`
 /// that is a number.
 fn is_unknown(entry: &Entry) -> bool {
     entry.id.is_none() && entry.value.is_none() && !entry.missing

@@ -83,7 +83,7 @@ struct Recorded {
     entries: usize,
     /// Number of changes that the new entries stand for.
     changes: u64,
-    /// True if the previously last entry got fields that the tutorial's operator had not written.
+    /// True if the previously last entry got fields that the original program had not written.
     completed: bool,
 }
 
@@ -167,7 +167,7 @@ fn changes(history: &[Entry]) -> u64 {
     history.iter().map(Entry::changes).sum()
 }
 
-/// Returns a history that the tutorial's operator (document 000) wrote.
+/// Returns a history that the original program (document 000) wrote.
 fn original(entries: serde_json::Value) -> History {
     serde_json::from_value(entries).unwrap()
 }

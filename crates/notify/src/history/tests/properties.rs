@@ -173,7 +173,7 @@ proptest! {
         prop_assert_eq!(size::stored(&entry), json.len() + 1 + escaped);
     }
 
-    /// Histories may come from hand edits, the tutorial's operator (document 000) or this one.
+    /// Histories may come from hand edits, the original program (document 000) or this one.
     #[test]
     fn any_history_is_accepted(
         entries in prop::collection::vec(any_entry(), 0..20),
@@ -205,7 +205,7 @@ proptest! {
         prop_assert!(pending(&history).count() <= 4);
     }
 
-    /// A last entry that the tutorial's operator wrote is never recorded again.
+    /// A last entry that the original program wrote is never recorded again.
     #[test]
     fn original_history_is_adopted_without_an_entry(
         values in prop::collection::vec((any::<bool>(), "[ab]{0,2}"), 1..10),
@@ -213,7 +213,7 @@ proptest! {
     ) {
         let mut history: History = values.iter().map(|(deleted, value)| {
             let action = if *deleted { "Deleted" } else { "Updated" };
-            // The tutorial's operator left out an empty value.
+            // The original program left out an empty value.
             let mut entry = json!({"action": action, "time": "2025-02-11T20:44:21Z"});
             if !deleted && !value.is_empty() {
                 entry["value"] = value.as_str().into();
