@@ -165,6 +165,51 @@ fn requested_at_has_one_spelling() {
     }
 }
 
+/// The map of the code names each file in the folders of the controllers, and of crates with several subjects.
+#[test]
+fn map_of_the_code_names_every_file() {
+    let page = page("contributing.md");
+    let (_, of_runtime) = page.split_once("\n### Runtime\n").unwrap();
+    let mut folders = vec![(root().join("crates/runtime/src"), of_runtime)];
+    for name in ["aws", "core", "notify"] {
+        let named = row(&page, &format!("crates/{name}")).unwrap();
+        folders.push((root().join(format!("crates/{name}/src")), named));
+    }
+    for entry in fs::read_dir(root().join("src/controllers")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            let name = path.file_name().unwrap().to_string_lossy();
+            let named = row(&page, &name).unwrap_or_else(|| panic!("{name} has no row"));
+            folders.push((path.clone(), named));
+        }
+    }
+    // Roots of modules, and what only tests need.
+    let left_out = [
+        "fixtures.rs",
+        "fuzz.rs",
+        "lib.rs",
+        "mod.rs",
+        "testing.rs",
+        "tests.rs",
+    ];
+    let mut missing = Vec::new();
+    for (folder, named) in folders {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy();
+            let is_file =
+                path.extension().is_some_and(|it| it == "rs") && !left_out.contains(&&*name);
+            if is_file && !named.contains(&format!("`{name}`")) {
+                missing.push(path.clone());
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "docs/contributing.md names none of {missing:#?}"
+    );
+}
+
 /// Adds the Rust files below `folder`.
 fn add_sources(folder: &Path, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
