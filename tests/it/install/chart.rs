@@ -262,7 +262,7 @@ async fn notes_match_the_values() {
     };
     let notes = async |values: &str| notes_in(SYSTEM, values).await;
     let (example, metrics) = (
-        "kubectl apply -f example/",
+        "kubectl apply -f example/example_appservice.yaml",
         "--clusterrole=quartermaster-metrics-reader",
     );
     let label = "kubectl label namespace NAMESPACE metrics=enabled";
