@@ -154,6 +154,19 @@ fn no_sample_has_an_image_that_nodes_reject() {
     );
 }
 
+/// The README shows the sample that its first command applies.
+#[test]
+fn first_manifest_is_the_sample() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let (_, block) = readme.split_once("```yaml ").unwrap();
+    let (block, _) = block.split_once("```").unwrap();
+    let (_, manifest) = block.split_once('\n').unwrap();
+    let manifest: Value = serde_saphyr::from_str(manifest).unwrap();
+    let sample = root().join("config/samples/tg_v1_trackedfield.yaml");
+    let sample: Value = serde_saphyr::from_str(&fs::read_to_string(sample).unwrap()).unwrap();
+    assert!(is_within(&manifest, &sample), "{manifest:#}\n{sample:#}");
+}
+
 /// The pages contain the samples of webhooks unchanged.
 #[test]
 fn samples_match_the_pages() {
