@@ -408,13 +408,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     }
 
     /// Records that the watch showed a version of an object that proves no owner. Returns the owner of the child, if
-    /// the object was a known one.
-    pub(crate) fn on_disowned(
-        &self,
-        key: &ObjectKey,
-        uid: &str,
-        version: u64,
-    ) -> Option<ObjectKey> {
+    /// that version is newer than the known one: a late event may show the version before an adoption.
+    pub fn on_disowned(&self, key: &ObjectKey, uid: &str, version: u64) -> Option<ObjectKey> {
         let is_known = {
             let mut state = self.state();
             if let Some(read) = state.reads.get_mut(key) {

@@ -391,15 +391,16 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for SyncIndex {
     /// Keeps only `ConfigMap`s with the ownership label.
     fn apply(&self, map: PartialObjectMeta<ConfigMap>) -> bool {
         let key = ObjectKey::of(&map);
-        let (owner, woken) = match map.labels().get(OWNER_UID) {
-            Some(_) => (
+        let is_copy = map.labels().contains_key(OWNER_UID);
+        let (owner, woken) = if is_copy {
+            (
                 owner_of(&map.metadata, &NAMES).map(|(owner, _)| owner),
                 self.copies.on_applied(key.clone(), known(&map)),
-            ),
-            None => (
-                None,
-                self.copies.on_deleted(&key, &map.uid().unwrap_or_default()),
-            ),
+            )
+        } else {
+            let version = version(map.metadata.resource_version.as_deref());
+            let uid = map.uid().unwrap_or_default();
+            (None, self.copies.on_disowned(&key, &uid, version))
         };
         if let Some(owner) = &woken {
             self.trigger.wake(owner);
@@ -407,7 +408,7 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for SyncIndex {
         // The owner that wrote the copy knows of the change; an owner that got the copy from another owner does not.
         let writer = owner.filter(|owner| woken.as_ref().is_none_or(|woken| woken == owner));
         self.wake_concerned(&key, writer.as_ref());
-        map.labels().contains_key(OWNER_UID)
+        is_copy
     }
 
     fn delete(&self, key: &ObjectKey, last: Option<PartialObjectMeta<ConfigMap>>) {
@@ -567,6 +568,30 @@ mod tests {
             fixture.index.forget(&sync);
         }
         assert!(fixture.index.state().references.is_empty());
+    }
+
+    #[test]
+    fn copy_stays_known_until_a_newer_version_lacks_the_label() {
+        let mut fixture = Fixture::new();
+        let mut show = |version: &str, is_labelled: bool| {
+            let mut map = PartialObjectMeta::<ConfigMap>::default();
+            map.metadata.namespace = Some("shop".into());
+            map.metadata.name = Some("copy".into());
+            map.metadata.uid = Some("1".into());
+            map.metadata.resource_version = Some(version.into());
+            map.metadata.annotations = Some([(NAMES.owner.into(), "shop/config".into())].into());
+            if is_labelled {
+                map.metadata.labels = Some([(OWNER_UID.into(), "2".into())].into());
+            }
+            watch::Index::apply(&fixture.index, map);
+            let known = fixture.index.copies.known(&shop("copy"));
+            (known.map(|copy| copy.version), fixture.woken())
+        };
+        let owner = vec!["shop/config".to_owned()];
+        assert_eq!(show("8", true), (Some(8), owner.clone()));
+        // A late event shows the version before the adoption.
+        assert_eq!(show("7", false), (Some(8), vec![]));
+        assert_eq!(show("9", false), (None, owner));
     }
 
     #[test]
