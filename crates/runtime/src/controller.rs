@@ -78,17 +78,19 @@ pub trait Controller: Send + Sync + 'static {
     }
 
     /// Called once the status of a reconcile is written, or needs no write; also if the object no longer exists.
-    fn status_written(&self, _cx: &Context<Self::Kind>) {}
+    fn on_status_written(&self, _cx: &Context<Self::Kind>) {}
 
     /// Called on every replica when an object was created or changed, also by this operator. `is_listed` is false until
     /// all objects have been listed; then this is called again for each object.
-    fn changed(&self, _object: &Arc<Self::Kind>, _is_listed: bool) {}
+    fn on_applied(&self, _object: &Arc<Self::Kind>, _is_listed: bool) {}
 
-    /// Called on every replica when an object was deleted.
-    fn deleted(&self, _object: &Arc<Self::Kind>) {}
+    /// Called on every replica when an object was deleted, once and with its last state, before [`Controller::forget`].
+    /// State that a reconcile may leave behind belongs into `forget`, which is called again.
+    fn on_deleted(&self, _object: &Arc<Self::Kind>) {}
 
-    /// Called on every replica after an object was deleted, and again whenever something triggers its key; also for an
-    /// object that is being deleted and no longer has the kind's finalizer.
+    /// Removes the state that the controller keeps for a key. Called on every replica after an object was deleted, and
+    /// again whenever something triggers its key, because a reconcile in flight at the deletion may have left something
+    /// behind; also for an object that is being deleted and no longer has the kind's finalizer.
     fn forget(&self, _key: &ObjectKey) {}
 
     /// Called when this replica acquires the lease, before the first reconcile. Never called without leader election:
@@ -398,7 +400,7 @@ impl<C: Controller> Reconciler<C> {
     ) {
         match change {
             CacheChange::Present(object) => {
-                self.controller.changed(&object, is_listed);
+                self.controller.on_applied(&object, is_listed);
                 let key = ObjectKey::of(object.as_ref());
                 // The cache repeats each object once the list is complete.
                 if is_listed && !self.shared.own_writes.is_known(&key, &object) {
@@ -407,7 +409,7 @@ impl<C: Controller> Reconciler<C> {
             }
             CacheChange::Deleted(object) => {
                 let key = ObjectKey::of(object.as_ref());
-                self.controller.deleted(&object);
+                self.controller.on_deleted(&object);
                 self.forget(&key);
                 trigger.wake(&key);
             }
@@ -484,7 +486,7 @@ impl<C: Controller> Reconciler<C> {
             is_silent &= !last.is_some_and(|last| last.is_of(&cx.object, &outcome));
         }
         if is_silent && cx.is_written() {
-            self.controller.status_written(&cx);
+            self.controller.on_status_written(&cx);
             return None;
         }
         Some(Box::new(StatusUpdate {
@@ -557,7 +559,7 @@ impl<C: Controller> Reconciler<C> {
         }
         annotated?;
         written?;
-        self.controller.status_written(cx);
+        self.controller.on_status_written(cx);
         Ok(renewal)
     }
 

@@ -271,7 +271,7 @@ impl Controller for ConfigMapSyncs {
         }
     }
 
-    fn changed(&self, sync: &Arc<ConfigMapSync>, _is_listed: bool) {
+    fn on_applied(&self, sync: &Arc<ConfigMapSync>, _is_listed: bool) {
         // A sync that is being deleted copies nothing, and the admission policy does not check changes of its spec.
         let is_deleted = sync.metadata.deletion_timestamp.is_some();
         let plan = self.plan(sync).ok().filter(|_| !is_deleted);

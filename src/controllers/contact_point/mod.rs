@@ -307,13 +307,13 @@ impl<T: Transport> Controller for ContactPoints<T> {
         status::set_outcomes_recorded(&mut cx.status, &left_out, generation, now);
     }
 
-    fn status_written(&self, cx: &Context<ContactPoint>) {
+    fn on_status_written(&self, cx: &Context<ContactPoint>) {
         if cx.status.ready {
             self.outbox.open(&cx.key);
         }
     }
 
-    fn changed(&self, point: &Arc<ContactPoint>, is_listed: bool) {
+    fn on_applied(&self, point: &Arc<ContactPoint>, is_listed: bool) {
         if !is_listed {
             return;
         }
@@ -327,7 +327,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
         }
     }
 
-    fn deleted(&self, point: &Arc<ContactPoint>) {
+    fn on_deleted(&self, point: &Arc<ContactPoint>) {
         self.announced().remove(&ObjectKey::of(point.as_ref()));
         self.wake_dependents(point, true);
     }

@@ -142,7 +142,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
         self.sync_period
     }
 
-    fn changed(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
+    fn on_applied(&self, ingress: &Arc<MyIngress>, _is_listed: bool) {
         let key = ObjectKey::of(ingress.as_ref());
         self.namesakes.insert(&key);
         // With a narrower scope the operator rejects listeners, and so needs no nodes and Services.
@@ -151,7 +151,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
         }
     }
 
-    fn deleted(&self, ingress: &Arc<MyIngress>) {
+    fn on_deleted(&self, ingress: &Arc<MyIngress>) {
         self.namesakes.remove(&ObjectKey::of(ingress.as_ref()));
     }
 

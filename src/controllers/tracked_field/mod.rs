@@ -528,7 +528,7 @@ impl<T: Transport> Controller for TrackedFields<T> {
         self.reconcile_target(cx).await.map_err(keep_condition)
     }
 
-    fn changed(&self, field: &Arc<TrackedField>, is_listed: bool) {
+    fn on_applied(&self, field: &Arc<TrackedField>, is_listed: bool) {
         self.targets.follow(field);
         if is_listed {
             self.targets.watch(field);
