@@ -49,7 +49,8 @@ impl EventDedup {
             ..Reported::default()
         });
         let was_failing = reported.follows_problem || !reported.reasons.is_empty();
-        if outcome.event == EventPolicy::Never {
+        // [`EventDedup::renew`] handles `Renew`.
+        if matches!(outcome.event, EventPolicy::Never | EventPolicy::Renew(_)) {
             return false;
         }
         let is_ready = outcome.progress == Progress::Ready;
@@ -77,13 +78,10 @@ impl EventDedup {
             (None, None) => None,
         };
         let is_reason = before.is_none_or(|(reason, _)| reason != outcome.reason);
-        let is_due = match outcome.event {
-            // [`EventDedup::renew`] handles `Renew`.
-            EventPolicy::Never | EventPolicy::Renew(_) => false,
-            EventPolicy::OnReason | EventPolicy::OnRecovery => is_new && is_reason,
-            EventPolicy::OnMessage => {
-                is_reason || (!is_ready && before.is_none_or(|(_, before)| before != message))
-            }
+        let is_due = if outcome.event == EventPolicy::OnMessage {
+            is_reason || (!is_ready && before.is_none_or(|(_, before)| before != message))
+        } else {
+            is_new && is_reason
         };
         reported.last = if is_due {
             Some((outcome.reason.to_string(), message.into()))

@@ -134,9 +134,9 @@ pub(super) struct Runner<R: Reconcile> {
     availability: Availability,
     watchdog: Watchdog,
     running: InFlight,
-    /// Objects whose last reconcile failed for a transient reason, or during an outage, with the time until which the
-    /// apiserver asked them to wait.
-    transient: Mutex<HashMap<ObjectKey, Option<Instant>>>,
+    /// Objects to retry after an outage of the apiserver: their last reconcile failed for a transient reason, or during
+    /// an outage, or the apiserver asked them to wait until this time.
+    retried_after_outage: Mutex<HashMap<ObjectKey, Option<Instant>>>,
     failed: Backoffs<ObjectKey>,
     slow: Backoffs<ObjectKey>,
     waiting: Backoffs<ObjectKey>,
@@ -451,7 +451,7 @@ impl<R: Reconcile> Runner<R> {
             availability,
             watchdog,
             running,
-            transient: Mutex::default(),
+            retried_after_outage: Mutex::default(),
             failed: Backoffs::new(limits.failed),
             slow: Backoffs::new(limits.slow),
             waiting: Backoffs::new(limits.waiting),
@@ -553,14 +553,14 @@ impl<R: Reconcile> Runner<R> {
             }
             sleep_until(next).await;
             let began = Instant::now();
-            let mut keys: Vec<_> = self.transient().keys().cloned().collect();
+            let mut keys: Vec<_> = self.retried_after_outage().keys().cloned().collect();
             keys.shuffle(&mut rand::rng());
             let step = (RECOVERY_SPREAD / u32::try_from(keys.len()).unwrap_or(u32::MAX).max(1))
                 .min(MAX_RETRY_INTERVAL);
             for (turn, key) in (0..).zip(keys) {
                 sleep_until(began + step * turn + step.mul_f64(rand::random_range(0.0..1.0))).await;
                 // Another trigger may have been faster.
-                if self.transient().contains_key(&key) {
+                if self.retried_after_outage().contains_key(&key) {
                     self.reset(&key);
                     trigger.wake(&key);
                 }
@@ -572,14 +572,14 @@ impl<R: Reconcile> Runner<R> {
     /// Retries one of the failed objects while the apiserver stores no writes, to notice when writes succeed again.
     fn retry_one(&self, trigger: &Trigger<R::Object>) {
         if self.availability.stores_nothing()
-            && let Some(key) = self.transient().keys().choose(&mut rand::rng())
+            && let Some(key) = self.retried_after_outage().keys().choose(&mut rand::rng())
         {
             trigger.wake(key);
         }
     }
 
-    fn transient(&self) -> MutexGuard<'_, HashMap<ObjectKey, Option<Instant>>> {
-        self.transient
+    fn retried_after_outage(&self) -> MutexGuard<'_, HashMap<ObjectKey, Option<Instant>>> {
+        self.retried_after_outage
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -597,7 +597,7 @@ impl<R: Reconcile> Runner<R> {
 
     fn forget(&self, key: &ObjectKey) {
         self.reset(key);
-        self.transient().remove(key);
+        self.retried_after_outage().remove(key);
         self.work().forget(key);
     }
 
@@ -642,7 +642,7 @@ impl<R: Reconcile> Runner<R> {
     /// Reconciles, unless the apiserver asked to wait. Returns the delay until the next reconcile.
     async fn reconcile_unless_paused(&self, key: &ObjectKey, object: Arc<R::Object>) -> Duration {
         // The apiserver's request to wait applies to every trigger.
-        let until = self.transient().get(key).copied().flatten();
+        let until = self.retried_after_outage().get(key).copied().flatten();
         let left = until.map_or(Duration::ZERO, |until| {
             until.saturating_duration_since(Instant::now())
         });
@@ -664,7 +664,7 @@ impl<R: Reconcile> Runner<R> {
 
     async fn run_reconcile(&self, key: &ObjectKey, object: Arc<R::Object>) -> Duration {
         let began = Instant::now();
-        self.transient().remove(key);
+        self.retried_after_outage().remove(key);
         let unwritten = self.work().take_status_update(key);
         let (mut update, position) = match unwritten {
             Some(pending) => (Some(pending.update), Some(pending.position)),
@@ -707,13 +707,13 @@ impl<R: Reconcile> Runner<R> {
         key: &ObjectKey,
         step: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Duration> {
-        let (began, returns) = (Instant::now(), self.availability.outages_ended());
+        let (began, outages_before) = (Instant::now(), self.availability.outages_ended());
         let paused = self.availability.paused_until();
         let _active = self.metrics.started();
         let _busy = self.watchdog.busy();
         let step = AssertUnwindSafe(step).catch_unwind();
         let ended = timeout(self.limits.timeout, step).await;
-        if self.availability.outages_ended() != returns {
+        if self.availability.outages_ended() != outages_before {
             // The outage that made this step fail is over, so the object need not wait long.
             self.failed.reset(key);
         }
@@ -730,7 +730,7 @@ impl<R: Reconcile> Runner<R> {
             }
             Err(_) => {
                 warn!(timeout = ?self.limits.timeout, "reconcile timed out; will retry");
-                self.transient().insert(key.clone(), None);
+                self.retried_after_outage().insert(key.clone(), None);
                 (ReconcileResult::Error, self.failed.next_delay(key))
             }
         };
@@ -808,13 +808,13 @@ impl<R: Reconcile> Runner<R> {
         let error = failure as &dyn std::error::Error;
         let class = failure.class;
         let until = self.asked_to_wait(error, paused);
-        let transient = class == Class::Transient
+        let is_retried = class == Class::Transient
             || (class != Class::Stale && self.availability.is_in_outage());
         if api_status(error).is_some_and(is_server_error) {
             self.availability.reconcile_failed();
         }
-        if transient || until.is_some() {
-            self.transient().insert(key.clone(), until);
+        if is_retried || until.is_some() {
+            self.retried_after_outage().insert(key.clone(), until);
         }
         let left = until.map_or(Duration::ZERO, |until| {
             until.saturating_duration_since(Instant::now())

@@ -224,8 +224,8 @@ impl Controller for ConfigMapSyncs {
             };
             self.ensure(cx, copy, presence, deadline)
         });
-        let concurrent = if is_large { 1 } else { MAX_CONCURRENT_WRITES };
-        let mut results = in_order(ensured, concurrent).await;
+        let max_concurrent = if is_large { 1 } else { MAX_CONCURRENT_WRITES };
+        let mut results = run_sorted(ensured, max_concurrent).await;
         let matching: BTreeSet<_> = results
             .iter()
             .filter(|(_, result)| result.is_ok())
@@ -375,7 +375,7 @@ impl ConfigMapSyncs {
             let result = self.limited(&cx.key, &copy, deadline, requests).await;
             (copy, result)
         });
-        in_order(removed, MAX_CONCURRENT_WRITES).await
+        run_sorted(removed, MAX_CONCURRENT_WRITES).await
     }
 
     /// Moves the copies whose last requests took too long to the end, so that they do not take the time of the others.
@@ -525,12 +525,12 @@ fn late(message: &'static str) -> Error {
     Error::other(Class::Transient, WRITE_FAILED, message)
 }
 
-/// Runs the writes of copies, some at a time, and returns their results by copy.
-async fn in_order<T>(
+/// Runs the writes of copies, at most `max_concurrent` at a time, and returns their results sorted by copy.
+async fn run_sorted<T>(
     writes: impl Iterator<Item = impl Future<Output = (ObjectKey, T)>>,
-    concurrent: usize,
+    max_concurrent: usize,
 ) -> Vec<(ObjectKey, T)> {
-    let results = stream::iter(writes).buffer_unordered(concurrent);
+    let results = stream::iter(writes).buffer_unordered(max_concurrent);
     let mut results: Vec<_> = results.collect().await;
     results.sort_by(|(one, _), (other, _)| one.cmp(other));
     results

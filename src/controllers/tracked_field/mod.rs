@@ -151,7 +151,7 @@ impl<T: Transport> TrackedFields<T> {
     fn circumstances(&self, object: &TrackedField) -> Circumstances {
         Circumstances {
             revision: SpecRevision::of(object),
-            apiserver_returns: self.availability.outages_ended(),
+            outages_ended: self.availability.outages_ended(),
         }
     }
 

@@ -62,7 +62,7 @@ pub struct Circumstances {
     /// Revision of the object.
     pub revision: SpecRevision,
     /// Number of apiserver outages that have ended.
-    pub apiserver_returns: u64,
+    pub outages_ended: u64,
 }
 
 /// State of a contact point's receiver after the last request.

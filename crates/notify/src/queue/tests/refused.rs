@@ -620,7 +620,7 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
             ..SpecRevision::default()
         }),
         Circumstances {
-            apiserver_returns: 1,
+            outages_ended: 1,
             ..same.clone()
         },
     ] {
