@@ -713,7 +713,7 @@ impl Queues {
             _ if due.is_some() => Choice::Wait(due),
             (request, _) if receiver.has_test_request() => Choice::Send(Batch {
                 test_first: true,
-                ..request.retry().cloned().unwrap_or_default()
+                ..request.batch_to_retry().cloned().unwrap_or_default()
             }),
             (RequestState::Retrying(batch), _) => Choice::Send(batch.clone()),
             (RequestState::Idle, QueueState::Testing) => Choice::Send(Batch::default()),
@@ -913,7 +913,7 @@ impl RequestState {
     }
 
     /// Returns the batch to send again.
-    pub(super) fn retry(&self) -> Option<&Batch> {
+    pub(super) fn batch_to_retry(&self) -> Option<&Batch> {
         match self {
             Self::Retrying(batch) => Some(batch),
             Self::Idle | Self::InFlight(_) => None,

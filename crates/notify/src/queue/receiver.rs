@@ -93,14 +93,15 @@ impl Receiver {
 
     /// Records that the receiver accepted the test message, which a user may have requested, or these entries; returns
     /// whether the contact point's status changes.
-    pub(super) fn accept(
+    pub(super) fn record_accepted(
         &mut self,
         receipt: &SendReceipt,
         entries: &[BatchEntry],
         is_requested_test: bool,
     ) -> bool {
         self.clear_backoff();
-        self.refusals.accept(entries.iter().map(|entry| &entry.key));
+        self.refusals
+            .record_accepted(entries.iter().map(|entry| &entry.key));
         let is_test = entries.is_empty();
         let tests = &mut self.test.accepted;
         let is_counted = self.state == QueueState::Stopped && !is_requested_test;
@@ -128,7 +129,7 @@ impl Receiver {
 
     /// Records that the receiver did not respond, or may accept the same request later; returns whether the contact
     /// point's status changes.
-    pub(super) fn retry(
+    pub(super) fn record_failure(
         &mut self,
         message: &str,
         after: Option<Duration>,

@@ -71,7 +71,7 @@ pub(super) enum AfterRefusal {
 
 impl Refusals {
     /// Records that the receiver accepted these entries, or the test message.
-    pub(super) fn accept<'a>(&mut self, entries: impl Iterator<Item = &'a EntryKey>) {
+    pub(super) fn record_accepted<'a>(&mut self, entries: impl Iterator<Item = &'a EntryKey>) {
         self.rejected_in_a_row = 0;
         self.just_failed = false;
         for entry in entries {
@@ -87,14 +87,14 @@ impl Refusals {
     }
 
     /// Records a refusal that no entry can cause.
-    pub(super) fn refuse_any(&mut self, reason: Refusal, message: &str) {
+    pub(super) fn record_unrelated_refusal(&mut self, reason: Refusal, message: &str) {
         self.last = Some((reason, message.to_owned()));
         self.sequence += 1;
         self.last_test_refusal = self.sequence;
     }
 
     /// Records a refused digest, which does not identify the refused entry.
-    pub(super) fn refuse_digest<'a>(
+    pub(super) fn record_refused_digest<'a>(
         &mut self,
         reason: Refusal,
         message: &str,
@@ -108,7 +108,7 @@ impl Refusals {
     }
 
     /// Records the refusal of a single entry, which is `kept` unless it has an outcome.
-    pub(super) fn refuse_entry(
+    pub(super) fn record_refused_entry(
         &mut self,
         reason: Refusal,
         message: &str,
@@ -133,7 +133,7 @@ impl Refusals {
     }
 
     /// Records that the receiver refused an entry again, after accepting another message.
-    pub(super) fn fail_entry(&mut self, reason: Refusal, message: &str, entry: &EntryKey) {
+    pub(super) fn record_failed_entry(&mut self, reason: Refusal, message: &str, entry: &EntryKey) {
         self.last = Some((reason, message.to_owned()));
         self.just_failed = true;
         self.forget_entry(entry);

@@ -67,7 +67,8 @@ impl Queues {
                     affected.fields.push(entry.key.field.clone());
                 }
                 if is_current && let Some(receiver) = self.receiver_mut(point) {
-                    affected.point |= receiver.accept(&receipt, accepted, is_requested_test);
+                    affected.point |=
+                        receiver.record_accepted(&receipt, accepted, is_requested_test);
                 }
             }
             Err(SendFailure { error, carried }) if is_current => {
@@ -79,11 +80,11 @@ impl Queues {
                 };
                 retry = match error {
                     SendError::Retry { message, after } => {
-                        self.on_error(&failed, &message, after, &mut affected)
+                        self.on_retryable_error(&failed, &message, after, &mut affected)
                     }
                     SendError::Unsent { message } => {
                         failed.carried = &[];
-                        self.on_error(&failed, &message, None, &mut affected)
+                        self.on_retryable_error(&failed, &message, None, &mut affected)
                     }
                     SendError::Refused { reason, message } => {
                         self.on_refusal(&failed, reason, &message, &mut affected)
@@ -131,7 +132,7 @@ impl Queues {
     }
 
     /// Handles an error after which the same request may succeed. Returns the request to retry.
-    fn on_error(
+    fn on_retryable_error(
         &mut self,
         failed: &FailedAttempt<'_>,
         message: &str,
@@ -142,7 +143,7 @@ impl Queues {
         let retry_policy = self.retry_policy;
         let queue = self.by_contact_point.get_mut(failed.point)?;
         let receiver = queue.receiver.as_mut()?;
-        affected.point |= receiver.retry(message, after, retry_policy, failed.now);
+        affected.point |= receiver.record_failure(message, after, retry_policy, failed.now);
         if receiver.failures == FAILING_FROM {
             // The contact point stays ready, and its message says that messages wait.
             affected.point |= receiver.state == QueueState::Open;
@@ -195,14 +196,16 @@ impl Queues {
             request.entries.first().filter(|_| reason.is_of_receiver())
         else {
             // No entry can be the cause of this refusal.
-            receiver.refusals.refuse_any(reason, message);
+            receiver.refusals.record_unrelated_refusal(reason, message);
             affected.point |= self.stop(point, now);
             self.expire(failed, message, affected);
             return None;
         };
         if carried.len() > 1 {
             let entries = carried.iter().map(|entry| &entry.key);
-            receiver.refusals.refuse_digest(reason, message, entries);
+            receiver
+                .refusals
+                .record_refused_digest(reason, message, entries);
             receiver.clear_backoff();
             for entry in carried {
                 self.record_refused(point, &entry.key.field);
@@ -223,7 +226,7 @@ impl Queues {
             });
         }
         if is_last_attempt {
-            receiver.refusals.fail_entry(reason, message, key);
+            receiver.refusals.record_failed_entry(reason, message, key);
             receiver.clear_backoff();
             let reason = message.to_owned();
             self.set_outcome(point, key, DeliveryOutcome::Failed { reason });
@@ -234,7 +237,7 @@ impl Queues {
         self.record_refused(point, &key.field);
         let receiver = self.receiver_mut(point)?;
         let refusals = &mut receiver.refusals;
-        let after = refusals.refuse_entry(reason, message, key, !is_expired);
+        let after = refusals.record_refused_entry(reason, message, key, !is_expired);
         if after == AfterRefusal::Continue && is_open {
             receiver.clear_backoff();
             return None;
