@@ -38,7 +38,8 @@ struct CacheState<S> {
     external_deletions: HashSet<ObjectKey>,
     /// UIDs of children that the operator deletes.
     deleting: HashMap<ObjectKey, String>,
-    reads: HashMap<ObjectKey, PendingRead>,
+    /// Children with requests in flight.
+    requests: HashMap<ObjectKey, RequestsInFlight>,
     /// Number of children that searches visited.
     #[cfg(test)]
     visits: std::cell::Cell<usize>,
@@ -61,7 +62,7 @@ struct CacheEntry<S> {
 
 /// Requests for one child in flight, and what the watch showed meanwhile.
 #[derive(Default)]
-struct PendingRead {
+struct RequestsInFlight {
     /// Number of requests in flight.
     count: usize,
     /// UIDs of objects that the watch showed as deleted, or without the ownership label, meanwhile.
@@ -156,7 +157,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             absent: HashSet::new(),
             external_deletions: HashSet::new(),
             deleting: HashMap::new(),
-            reads: HashMap::new(),
+            requests: HashMap::new(),
             #[cfg(test)]
             visits: std::cell::Cell::default(),
         });
@@ -231,11 +232,11 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         !state.known.contains_key(key) && state.absent.contains(key)
     }
 
-    /// Records that a read found no owned child of this name. If the watch showed an owned child during the read, the
-    /// watch wins, because no later event shows that child again.
+    /// Records that a read found no owned child of this name: [`ChildCache::is_absent`]. If the watch showed an owned
+    /// child during the read, the watch wins, because no later event shows that child again.
     pub(crate) fn record_absent(&self, key: &ObjectKey) {
         let mut state = self.state();
-        if state.reads.get(key).is_some_and(|read| read.shown) {
+        if state.requests.get(key).is_some_and(|pending| pending.shown) {
             return;
         }
         state.remove(key);
@@ -282,11 +283,11 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         answer
     }
 
-    /// Records that a read did not find a desired child, perhaps before the watch shows its deletion. If the watch
-    /// showed the child during the read, the watch wins, because no later event shows the child again.
+    /// Records that a read did not find a child. A known child then counts as deleted before the watch shows the
+    /// deletion. If the watch showed the child during the read, the watch wins, because no later event shows it again.
     pub(crate) fn record_missing(&self, key: &ObjectKey) {
         let mut state = self.state();
-        if state.reads.get(key).is_some_and(|read| read.shown) {
+        if state.requests.get(key).is_some_and(|pending| pending.shown) {
             return;
         }
         if let Some(entry) = state.remove(key) {
@@ -299,10 +300,10 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         self.state().external_deletions.remove(key)
     }
 
-    /// Marks a read or write of the child as in flight until the guard is dropped.
-    pub(crate) fn begin_read(&self, key: &ObjectKey) -> ReadGuard<'_, S> {
-        self.state().reads.entry(key.clone()).or_default().count += 1;
-        ReadGuard {
+    /// Marks requests for the child, reads or writes, as in flight until the guard is dropped.
+    pub(crate) fn begin_request(&self, key: &ObjectKey) -> RequestGuard<'_, S> {
+        self.state().requests.entry(key.clone()).or_default().count += 1;
+        RequestGuard {
             cache: self,
             key: key.clone(),
         }
@@ -319,9 +320,9 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     ) -> bool {
         let mut state = self.state();
         if state
-            .reads
+            .requests
             .get(key)
-            .is_some_and(|read| read.missed || read.deleted.contains(&known.uid))
+            .is_some_and(|pending| pending.missed || pending.deleted.contains(&known.uid))
         {
             return false;
         }
@@ -351,9 +352,9 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Records a state that the watch showed. Returns the owner if the change concerns it.
     pub fn on_applied(&self, key: ObjectKey, mut known: KnownChild<S>) -> Option<ObjectKey> {
         let mut state = self.state();
-        match state.reads.get_mut(&key) {
+        match state.requests.get_mut(&key) {
             // The child may be one that this replica is creating, which is to report the deletion.
-            Some(read) => read.shown = true,
+            Some(pending) => pending.shown = true,
             None => {
                 state.external_deletions.remove(&key);
             }
@@ -392,8 +393,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Records a deletion that the watch showed. Returns the owner of the child, if the child was known.
     pub fn on_deleted(&self, key: &ObjectKey, uid: &str) -> Option<ObjectKey> {
         let mut state = self.state();
-        if let Some(read) = state.reads.get_mut(key) {
-            read.deleted.push(uid.to_owned());
+        if let Some(pending) = state.requests.get_mut(key) {
+            pending.deleted.push(uid.to_owned());
         }
         if state
             .known
@@ -412,8 +413,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     pub fn on_disowned(&self, key: &ObjectKey, uid: &str, version: u64) -> Option<ObjectKey> {
         let is_known = {
             let mut state = self.state();
-            if let Some(read) = state.reads.get_mut(key) {
-                read.deleted.push(uid.to_owned());
+            if let Some(pending) = state.requests.get_mut(key) {
+                pending.deleted.push(uid.to_owned());
             }
             let known = state.known.get(key).map(|entry| &entry.known);
             known.is_some_and(|known| known.uid == uid && known.version < version)
@@ -424,8 +425,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     /// Records that a list did not show the child. Returns the owner of the child, if the child was known.
     pub fn on_missing(&self, key: &ObjectKey) -> Option<ObjectKey> {
         let mut state = self.state();
-        if let Some(read) = state.reads.get_mut(key) {
-            read.missed = true;
+        if let Some(pending) = state.requests.get_mut(key) {
+            pending.missed = true;
         }
         let CacheEntry { known, .. } = state.remove(key)?;
         state.record_deletion(key, &known.uid);
@@ -437,7 +438,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         let state = self.state();
         let unknown = |key: &&ObjectKey| key.is_in(namespace) && !state.known.contains_key(*key);
         let known = in_namespace(&state.known, namespace).map(|(key, _)| key);
-        let keys = state.reads.keys().filter(unknown).chain(known);
+        let keys = state.requests.keys().filter(unknown).chain(known);
         keys.cloned().collect()
     }
 }
@@ -502,19 +503,19 @@ impl<S> CacheState<S> {
     }
 }
 
-/// Guard of a request in flight: [`ChildCache::begin_read`].
-pub(crate) struct ReadGuard<'a, S: Clone + PartialEq> {
+/// Guard of requests in flight: [`ChildCache::begin_request`].
+pub(crate) struct RequestGuard<'a, S: Clone + PartialEq> {
     cache: &'a ChildCache<S>,
     key: ObjectKey,
 }
 
-impl<S: Clone + PartialEq> Drop for ReadGuard<'_, S> {
+impl<S: Clone + PartialEq> Drop for RequestGuard<'_, S> {
     fn drop(&mut self) {
         let mut state = self.cache.state();
-        if let Some(read) = state.reads.get_mut(&self.key) {
-            read.count -= 1;
-            if read.count == 0 {
-                state.reads.remove(&self.key);
+        if let Some(pending) = state.requests.get_mut(&self.key) {
+            pending.count -= 1;
+            if pending.count == 0 {
+                state.requests.remove(&self.key);
             }
         }
     }

@@ -241,7 +241,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         mut may_exist: bool,
     ) -> Result<Ensured<S>> {
         let (owner, digest, api) = (&cx.owner, desired.digest(), self.api(key));
-        let _read = self.cache.begin_read(key);
+        let _request = self.cache.begin_request(key);
         let mut cached = self.cache.trusted(key).and_then(|child| {
             let ownership = cx.ownership(desired.cached_metadata(&child.summary)?);
             Some((child, None, ownership))
@@ -538,7 +538,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         self.unconfirmed.forget(key);
         self.cache.take_external_deletion(key);
         self.synced().await;
-        let _read = self.cache.begin_read(key);
+        let _request = self.cache.begin_request(key);
         let known = self.cache.known(key);
         if cx.owner.is_fresh() && known.is_none() {
             // Later reconciles need not read the child either.

@@ -171,9 +171,9 @@ fn child_is_unknown_when_it_is_deleted_during_the_read() {
     let web = key("web");
     cache.record(&web, child(5, 0, 1), Some(matched("d")));
     {
-        let _read = cache.begin_read(&web);
-        let _another = cache.begin_read(&web);
-        drop(cache.begin_read(&web));
+        let _request = cache.begin_request(&web);
+        let _another = cache.begin_request(&web);
+        drop(cache.begin_request(&web));
         assert_eq!(cache.on_deleted(&web, "1"), Some(key("owner")));
         assert!(
             !cache.record(&web, child(6, 0, 1), Some(matched("d"))),
@@ -194,14 +194,14 @@ fn child_is_unknown_when_it_is_deleted_during_the_read() {
             "another child of the name"
         );
     }
-    assert!(cache.state().reads.is_empty());
+    assert!(cache.state().requests.is_empty());
 }
 
 #[test]
 fn child_is_unconfirmed_when_a_list_during_the_read_lacks_it() {
     let cache = ChildCache::new(TRUST);
     let (web, other, far) = (key("web"), key("other"), ObjectKey::new("far", "web"));
-    let reads = [&web, &other, &far].map(|key| cache.begin_read(key));
+    let requests = [&web, &other, &far].map(|key| cache.begin_request(key));
     cache.on_applied(other.clone(), child(4, 0, 1));
     end_list(&cache, Some("shop"), &["other"]);
     assert!(!cache.record(&web, child(6, 0, 1), Some(matched("d"))));
@@ -213,7 +213,7 @@ fn child_is_unconfirmed_when_a_list_during_the_read_lacks_it() {
         cache.record(&far, child(6, 0, 1), Some(matched("d"))),
         "the list covers another namespace"
     );
-    drop(reads);
+    drop(requests);
     assert!(cache.record(&web, child(6, 0, 1), Some(matched("d"))));
 }
 
@@ -246,7 +246,7 @@ fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
     {
-        let _read = cache.begin_read(&web);
+        let _request = cache.begin_request(&web);
         assert_eq!(
             cache.on_applied(web.clone(), child(5, 0, 1)),
             Some(key("owner"))
@@ -257,7 +257,7 @@ fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
         (cache.is_absent(&web), lookup(&cache, &web, "d")),
         (false, Lookup::Unconfirmed)
     );
-    let _read = cache.begin_read(&web);
+    let _request = cache.begin_request(&web);
     cache.record_absent(&web);
     assert_eq!(
         (cache.is_absent(&web), lookup(&cache, &web, "d")),
@@ -271,7 +271,7 @@ fn child_is_not_absent_when_the_watch_shows_it_during_the_read() {
 fn response_about_a_replaced_child_keeps_its_replacement() {
     let cache = ChildCache::new(TRUST);
     let web = key("web");
-    let _read = cache.begin_read(&web);
+    let _request = cache.begin_request(&web);
     assert_eq!(
         cache.on_applied(
             web.clone(),
@@ -436,7 +436,7 @@ fn external_deletion_is_forgotten_when_another_replica_creates_the_child() {
     assert!(!cache.take_external_deletion(&web));
 
     cache.on_deleted(&web, "2");
-    let write = cache.begin_read(&web);
+    let write = cache.begin_request(&web);
     cache.on_applied(web.clone(), recreated());
     assert!(
         cache.take_external_deletion(&web),
