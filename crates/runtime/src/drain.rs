@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::info;
 
-/// Reconciles and status writes that the shutdown waits for. Cheap to clone.
+/// Reconciles, status writes and Events that the shutdown waits for. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct InFlight {
     tracker: TaskTracker,
@@ -65,14 +65,14 @@ pub async fn run(
 pub async fn drain(
     draining: CancellationToken,
     drains: Vec<BoxFuture<'static, ()>>,
-    reconciles: InFlight,
+    in_flight: InFlight,
     timeout: Duration,
 ) {
     draining.cancel();
     let drained = async {
         join_all(drains).await;
-        reconciles.close();
-        reconciles.wait().await;
+        in_flight.close();
+        in_flight.wait().await;
     };
     let _ = tokio::time::timeout(timeout, drained).await;
 }
@@ -90,17 +90,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn drain_waits_for_running_reconciles() {
-        let (draining, reconciles) = (CancellationToken::new(), InFlight::default());
-        let reconcile = reconciles.token();
+        let (draining, in_flight) = (CancellationToken::new(), InFlight::default());
+        let reconcile = in_flight.token();
         let draining_task = tokio::spawn(drain(
             draining.clone(),
             Vec::new(),
-            reconciles.clone(),
+            in_flight.clone(),
             TIMEOUT,
         ));
         draining.cancelled().await;
         tokio::time::sleep(TIMEOUT / 2).await;
-        assert!(!draining_task.is_finished() && reconciles.is_closed());
+        assert!(!draining_task.is_finished() && in_flight.is_closed());
         let ended = Instant::now();
         drop(reconcile);
         draining_task.await.unwrap();
@@ -110,9 +110,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn drain_gives_up_after_timeout() {
         let began = Instant::now();
-        let reconciles = InFlight::default();
-        let _reconcile = reconciles.token();
-        drain(CancellationToken::new(), Vec::new(), reconciles, TIMEOUT).await;
+        let in_flight = InFlight::default();
+        let _reconcile = in_flight.token();
+        drain(CancellationToken::new(), Vec::new(), in_flight, TIMEOUT).await;
         let hangs = vec![std::future::pending().boxed()];
         drain(
             CancellationToken::new(),

@@ -90,10 +90,11 @@ pub struct Manager {
     large_child: Arc<Semaphore>,
     probes: Probes,
     identity: String,
-    running: JoinSet<()>,
+    /// Tasks of [`Manager::spawn`].
+    spawned: JoinSet<()>,
     controllers: Vec<BoxFuture<'static, ()>>,
     drains: Vec<BoxFuture<'static, ()>>,
-    reconciles: InFlight,
+    in_flight: InFlight,
 }
 
 /// Handles of one of the operator's kinds: its objects, and the trigger of its reconciles.
@@ -172,11 +173,11 @@ pub async fn run(
         scope: WatchScope::of(&settings.watch_namespaces),
         identity: leader::identity(settings.pod_name.as_deref(), settings.program.name),
         draining: CancellationToken::new(),
-        running: JoinSet::new(),
+        spawned: JoinSet::new(),
         tasks: tasks.clone(),
         controllers: Vec::new(),
         drains: Vec::new(),
-        reconciles: InFlight::default(),
+        in_flight: InFlight::default(),
         namespaces_sync: SyncState::default(),
         namespace_observers: Vec::new(),
         namespaces_needed: Vec::new(),
@@ -267,7 +268,7 @@ impl Manager {
             &self.identity,
         );
         self.spawn(format!("the writer of {controller}'s Events"), write);
-        events.counted_by(self.reconciles.clone())
+        events.counted_by(self.in_flight.clone())
     }
 
     /// Adds the controller that `new` builds.
@@ -371,7 +372,7 @@ impl Manager {
             &self.metrics,
             self.availability.clone(),
             self.watchdog(name),
-            self.reconciles.clone(),
+            self.in_flight.clone(),
         );
         let is_candidate = self.settings.leader_elect;
         let run = async move {
@@ -503,7 +504,7 @@ impl Manager {
         name: impl Into<String>,
         task: impl Future<Output = ()> + Send + 'static,
     ) {
-        self.running.spawn(self.tasks.guard(name, task));
+        self.spawned.spawn(self.tasks.guard(name, task));
     }
 
     /// Creates the watchdog of a loop, which `/livez` calls `name`.
@@ -601,8 +602,8 @@ impl Manager {
             identity,
             controllers,
             drains,
-            reconciles,
-            running,
+            in_flight,
+            spawned,
             authoritative,
             authoritative_syncs,
             ..
@@ -613,7 +614,7 @@ impl Manager {
             drain::drain(
                 draining,
                 drains,
-                reconciles,
+                in_flight,
                 settings.timings.graceful_shutdown_timeout,
             ),
         );
@@ -633,7 +634,7 @@ impl Manager {
         let watchdog = probes.watchdog("lease", max_step(&settings.timings));
         let election = LeaderElector::new(lease, lease_key, identity, &settings.timings, watchdog);
         let outcome = leader::lead(&election, &fence, &stop, work).await;
-        drop(running);
+        drop(spawned);
         match outcome {
             LeadershipEnd::Finished(()) | LeadershipEnd::Stopped => Ok(()),
             LeadershipEnd::Lost => anyhow::bail!("lost the lease; the process must restart"),

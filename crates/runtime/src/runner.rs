@@ -133,7 +133,7 @@ pub(super) struct Runner<R: Reconcile> {
     metrics: ControllerMetrics,
     availability: Availability,
     watchdog: Watchdog,
-    running: InFlight,
+    in_flight: InFlight,
     /// Objects to retry after an outage of the apiserver: their last reconcile failed for a transient reason, or during
     /// an outage, or the apiserver asked them to wait until this time.
     retried_after_outage: Mutex<HashMap<ObjectKey, Option<Instant>>>,
@@ -234,7 +234,7 @@ struct PendingStatus<R> {
     requeue: Option<Requeue>,
     span: Span,
     /// The shutdown waits for the write.
-    running: TaskTrackerToken,
+    token: TaskTrackerToken,
 }
 
 /// The next step of an object.
@@ -422,8 +422,8 @@ impl<O: Clone + Eq + Hash, R> Work<O, R> {
 }
 
 impl<R: Reconcile> Runner<R> {
-    /// Creates the runner of the controller `name`. `running` tracks each reconcile; none begins once `running` is
-    /// closed. Objects that failed for a transient reason are retried when `availability` reports the apiserver's
+    /// Creates the runner of the controller `name`. `in_flight` tracks each reconcile; none begins once it is closed.
+    /// Objects that failed for a transient reason are retried when `availability` reports the apiserver's
     /// return.
     pub fn new(
         name: &'static str,
@@ -432,7 +432,7 @@ impl<R: Reconcile> Runner<R> {
         metrics: &Metrics,
         availability: Availability,
         watchdog: Watchdog,
-        running: InFlight,
+        in_flight: InFlight,
     ) -> Self {
         let work = Arc::new(Mutex::new(Work::new(limits.status_interval)));
         metrics.set_queue(name, {
@@ -450,7 +450,7 @@ impl<R: Reconcile> Runner<R> {
             metrics: metrics.controller(name, limits.concurrency.into()),
             availability,
             watchdog,
-            running,
+            in_flight,
             retried_after_outage: Mutex::default(),
             failed: Backoffs::new(limits.failed),
             slow: Backoffs::new(limits.slow),
@@ -473,12 +473,12 @@ impl<R: Reconcile> Runner<R> {
         let mut steps = FuturesUnordered::new();
         let limit = usize::from(self.limits.concurrency).max(1);
         loop {
-            let was_closed = self.running.is_closed();
+            let was_closed = self.in_flight.is_closed();
             let mut due = None;
             while let free @ 1.. = limit - steps.len() {
                 // The shutdown first lets no reconcile begin, and then waits for the tokens.
-                let running = self.running.token();
-                let is_closed = self.running.is_closed();
+                let token = self.in_flight.token();
+                let is_closed = self.in_flight.is_closed();
                 let next = self.work().next(Instant::now(), free, is_closed);
                 match next {
                     Some(NextStep::Reconcile {
@@ -491,7 +491,7 @@ impl<R: Reconcile> Runner<R> {
                                 self.metrics.added();
                             }
                             self.metrics.queued(waited);
-                            steps.push(self.reconcile(object, running).boxed());
+                            steps.push(self.reconcile(object, token).boxed());
                         }
                         None => self.forget_deleted(&object),
                     },
@@ -516,7 +516,7 @@ impl<R: Reconcile> Runner<R> {
                 },
                 Some(()) = steps.next() => {}
                 () = wait_until(due) => {}
-                () = self.running.closed(), if !was_closed => {}
+                () = self.in_flight.closed(), if !was_closed => {}
                 () = &mut retries => return,
             }
         }
@@ -609,7 +609,7 @@ impl<R: Reconcile> Runner<R> {
         item.revision.replace(revision.clone()) != Some(revision)
     }
 
-    async fn reconcile(&self, object: Arc<R::Object>, _running: TaskTrackerToken) {
+    async fn reconcile(&self, object: Arc<R::Object>, _token: TaskTrackerToken) {
         let key = ObjectKey::of(object.as_ref());
         let delay = self.reconcile_unless_paused(&key, object).await;
         self.work().ended(key, Some(Instant::now() + delay));
@@ -621,7 +621,7 @@ impl<R: Reconcile> Runner<R> {
             update,
             requeue,
             span,
-            running: _running,
+            token: _token,
             ..
         } = pending;
         let write = self.attempt(&key, self.reconciler.write_status(update).boxed());
@@ -691,7 +691,7 @@ impl<R: Reconcile> Runner<R> {
                 }),
                 requeue,
                 span: Span::current(),
-                running: self.running.token(),
+                token: self.in_flight.token(),
             };
             work.objects.entry(key.clone()).or_default().update = Some(Box::new(pending));
         } else if let Some(requeue) = requeue {

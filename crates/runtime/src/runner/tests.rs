@@ -73,7 +73,7 @@ async fn status_is_written_once_in_its_interval() {
             position: position.unwrap_or_else(|| work.status_position(&"a", at, Duration::ZERO)),
             requeue: None,
             span: Span::none(),
-            running: InFlight::default().token(),
+            token: InFlight::default().token(),
         };
         work.objects.entry("a").or_default().update = Some(Box::new(pending));
         work.ended("a", None);
@@ -571,7 +571,7 @@ struct Fixture<const CAN_WAIT: bool> {
     counting: Arc<Counting<CAN_WAIT>>,
     trigger: Trigger<Widget>,
     objects: Objects<Widget>,
-    running: InFlight,
+    in_flight: InFlight,
 }
 
 impl<const CAN_WAIT: bool> Fixture<CAN_WAIT> {
@@ -597,14 +597,14 @@ impl<const CAN_WAIT: bool> Fixture<CAN_WAIT> {
             ..limits(concurrency)
         };
         let runner = runner(counting.clone(), limits, &Availability::default());
-        let (trigger, running) = (Trigger::default(), runner.running.clone());
+        let (trigger, in_flight) = (Trigger::default(), runner.in_flight.clone());
         let objects = filled(objects);
         tokio::spawn(runner.run(objects.clone(), trigger.clone()));
         Self {
             counting,
             trigger,
             objects,
-            running,
+            in_flight,
         }
     }
 
@@ -801,8 +801,8 @@ async fn waiting_status_of_a_deleted_object_is_dropped() {
     sleep(MINUTE).await;
     assert_eq!(fixture.counting.steps(), ["reconcile o-1 1"]);
     assert!(fixture.counting.at("write o-0 1").is_some());
-    fixture.running.close();
-    fixture.running.wait().await;
+    fixture.in_flight.close();
+    fixture.in_flight.wait().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -810,9 +810,9 @@ async fn shutdown_writes_waiting_statuses() {
     let first = Duration::from_secs(1);
     let fixture = Fixture::<true>::start(3, 2, first, 0);
     sleep(first / 2).await;
-    fixture.running.close();
+    fixture.in_flight.close();
     fixture.wake("o-1");
-    fixture.running.wait().await;
+    fixture.in_flight.wait().await;
     assert!(fixture.counting.since.elapsed() <= first + 2 * STEP_TIME);
     let steps = [
         "reconcile o-1 1",
@@ -835,8 +835,8 @@ async fn shutdown_of_an_idle_controller_writes_a_waiting_status() {
     }
     sleep(STEP_TIME).await;
     let closed = Instant::now();
-    fixture.running.close();
-    fixture.running.wait().await;
+    fixture.in_flight.close();
+    fixture.in_flight.wait().await;
     assert!(closed.elapsed() < Burst::PAUSE / 2, "at once");
     assert_eq!(fixture.counting.steps().len(), 2 * OBJECTS);
 }
