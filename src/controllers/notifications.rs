@@ -18,8 +18,8 @@ use tokio::sync::SetOnce;
 
 use super::contact_point::endpoint::SecretSource;
 use super::contact_point::{self, ContactPoints};
+use super::tracked_field::contact_points::ContactPointView;
 use super::tracked_field::grants::Grants;
-use super::tracked_field::receivers::Receivers;
 use super::tracked_field::requests::TargetRequests;
 use super::tracked_field::resolver::Resolver;
 use super::tracked_field::targets::Targets;
@@ -104,7 +104,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
     // A TrackedField would report an uncached contact point as missing and, before the tracker role is read, a resource
     // as not granted.
     let grants_known = follow_grants(manager, &grants, &targets, &fields, &sets);
-    let receivers = Arc::new(Receivers {
+    let contact_point_view = Arc::new(ContactPointView {
         points: points.objects.clone(),
         cache: points.cache.clone(),
         outbox: Arc::clone(&outbox),
@@ -140,7 +140,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
     let tracked_fields = TrackedFields {
         targets: Arc::clone(&targets),
         sets: sets.objects.clone(),
-        receivers: Arc::clone(&receivers),
+        contact_points: Arc::clone(&contact_point_view),
         outbox,
         whens: ParsedWhens::default(),
         metrics,
@@ -175,7 +175,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             fields: field_store,
             fields_cache,
             targets,
-            receivers,
+            contact_points: contact_point_view,
             metrics,
             sync_period: timings.sync_period,
             status_interval: timings.set_status_period,

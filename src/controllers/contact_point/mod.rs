@@ -23,7 +23,7 @@ use qm_runtime::trigger::Trigger;
 use qm_runtime::{ObjectKey, short_digest};
 
 use self::endpoint::{EndpointError, ResolvedEndpoint, SecretSource};
-use crate::controllers::tracked_field::receivers::of_point;
+use crate::controllers::tracked_field::contact_points::of_point;
 
 pub mod endpoint;
 pub mod status;

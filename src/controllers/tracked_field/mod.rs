@@ -27,13 +27,14 @@ use qm_runtime::{ObjectKey, SpecRevision, write};
 use tracing::debug;
 use uuid::Uuid;
 
+use self::contact_points::ContactPointView;
 use self::follower::FollowIdentity;
-use self::receivers::Receivers;
 use self::requests::{Answer, TrackError};
 use self::targets::{FollowedTarget, Targets};
 use self::waiting::WaitingReason;
 use self::when::{ParsedWhen, ParsedWhens};
 
+pub mod contact_points;
 pub mod field;
 pub(crate) mod follower;
 mod followers;
@@ -41,7 +42,6 @@ mod followers;
 pub(crate) mod fuzz;
 pub mod grants;
 mod lookup;
-pub mod receivers;
 pub mod requests;
 pub mod resolver;
 pub mod targets;
@@ -75,7 +75,7 @@ pub(crate) struct TrackedFields<T> {
     pub(super) targets: Arc<Targets>,
     /// All sets, some of which own `TrackedField`s.
     pub(super) sets: Objects<TrackedFieldSet>,
-    pub(super) receivers: Arc<Receivers<T>>,
+    pub(super) contact_points: Arc<ContactPointView<T>>,
     /// Entries that wait to be sent.
     pub(super) outbox: Arc<Outbox<T>>,
     /// The parsed `spec.when` of each `TrackedField`.
@@ -342,7 +342,7 @@ impl<T: Transport> TrackedFields<T> {
             Some(WaitingReason::Suspended)
         } else {
             let contact_point = &object.spec.notification.contact_point;
-            self.receivers
+            self.contact_points
                 .obstacle(&key.namespace, contact_point, pending)
         };
         if of_point.is_some() && pending {
@@ -389,7 +389,11 @@ impl<T: Transport> TrackedFields<T> {
         } = *findings;
         let tracker = &self.targets.tracker;
         let period = self.targets.sync_period;
-        let is_unserved = self.receivers.cache.unavailable(&key.namespace).is_some();
+        let is_unserved = self
+            .contact_points
+            .cache
+            .unavailable(&key.namespace)
+            .is_some();
         match tracked {
             Err(TrackError { waiting, .. }) if waiting.needs_poll() => Requeue::Poll,
             Ok(_) if is_requested => Requeue::InFlight(period),
@@ -441,7 +445,9 @@ impl<T: Transport> TrackedFields<T> {
             _ => self.targets.track(&object),
         };
         let point_key = ObjectKey::new(&key.namespace, &object.spec.notification.contact_point);
-        let point = self.receivers.get(&point_key.namespace, &point_key.name);
+        let point = self
+            .contact_points
+            .get(&point_key.namespace, &point_key.name);
         let is_object_suspended = object.spec.notification.suspend.unwrap_or_default();
         let suspended = is_object_suspended
             || point

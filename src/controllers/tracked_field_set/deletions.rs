@@ -146,7 +146,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         }
         let age = |entry: &Entry| {
             let id = entry.id.as_deref().unwrap_or_default();
-            self.receivers.outbox.waited(key, id)
+            self.contact_points.outbox.waited(key, id)
         };
         decide_deletion(&history, reason, keep, age, Now::read())
     }

@@ -38,8 +38,8 @@ use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
 use self::writes::{ChildWrite, RECHECK_INTERVAL, Rejections};
 use super::reasons::OUT_OF_SCOPE;
+use super::tracked_field::contact_points::ContactPointView;
 use super::tracked_field::grants::Grant;
-use super::tracked_field::receivers::Receivers;
 use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::resolver::Resolved;
 use super::tracked_field::targets::Targets;
@@ -97,7 +97,7 @@ pub(crate) struct TrackedFieldSets<T> {
     /// State of the cache of `TrackedField`s.
     pub(super) fields_cache: CacheStatus,
     pub(super) targets: Arc<Targets>,
-    pub(super) receivers: Arc<Receivers<T>>,
+    pub(super) contact_points: Arc<ContactPointView<T>>,
     pub(super) metrics: SetMetrics,
     /// Time for which a checked child is not compared again unless it changes.
     pub(super) sync_period: Duration,
@@ -809,7 +809,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         let spec = &cx.object.spec;
         let contact_point = &spec.template.contact_point;
         if let Some(waiting) = self
-            .receivers
+            .contact_points
             .obstacle(&cx.key.namespace, contact_point, true)
         {
             return (waiting.outcome(), retry_after);

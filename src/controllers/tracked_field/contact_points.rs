@@ -1,4 +1,4 @@
-//! The receivers of messages: contact points, and why one accepts none.
+//! The contact points of all namespaces, and why one accepts no messages.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use crate::controllers::contact_point::endpoint::BODY_INVALID;
 const MAX_COMPARED: usize = 100;
 
 /// The contact points of all namespaces, and whether they accept messages.
-pub struct Receivers<T> {
+pub struct ContactPointView<T> {
     pub points: Objects<ContactPoint>,
     /// State of the cache of contact points.
     pub cache: CacheStatus,
     pub outbox: Arc<Outbox<T>>,
 }
 
-impl<T: Transport> Receivers<T> {
+impl<T: Transport> ContactPointView<T> {
     /// Returns the contact point of this name.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<ContactPoint>> {
         self.points.get(&ObjectKey::new(namespace, name))
