@@ -70,7 +70,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 }
                 DeletionDecision::Unsent { after } => {
                     deletions.waiting += 1;
-                    if let Some(field) = self.fields.get(&child.key) {
+                    if let Some(field) = self.tracked_fields.get(&child.key) {
                         deletions.unsent.insert(child.key, field);
                     }
                     after.min(RECHECK_INTERVAL)
@@ -104,7 +104,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         reads: &DeletionReads,
     ) -> DeletionDecision {
         // The decision must use the history of the version that it deletes.
-        let field = self.fields.get(key).filter(|field| {
+        let field = self.tracked_fields.get(key).filter(|field| {
             qm_runtime::version(field.metadata.resource_version.as_deref()) == known.version
         });
         let history = field.as_ref().and_then(|field| field.history().ok());

@@ -55,12 +55,12 @@ struct IndexState {
     namespaces: BTreeMap<String, BTreeMap<String, String>>,
     /// Watches by resource and watched namespace.
     watches: HashMap<(ResourceName, Option<String>), Watch>,
-    fields: BTreeMap<ObjectKey, Tracking>,
+    tracked_fields: BTreeMap<ObjectKey, Tracking>,
     /// Running lists by resource and listed namespace.
     lists: HashMap<ListKey, RunningList>,
     /// The last failure of each list that has not succeeded since.
     failed_lists: HashMap<ListKey, (Instant, String)>,
-    /// The keys of `fields` by identity.
+    /// The keys of `tracked_fields` by identity.
     identities: BTreeSet<(Identity, ObjectKey)>,
 }
 
@@ -402,29 +402,29 @@ impl SetIndex {
         let state = self.state();
         let keys = state.identities.range((identity, first_key())..);
         keys.take_while(|(of, _)| *of == identity)
-            .filter_map(|(_, key)| Some((key.clone(), state.fields.get(key)?.clone())))
+            .filter_map(|(_, key)| Some((key.clone(), state.tracked_fields.get(key)?.clone())))
             .collect()
     }
 
     /// Returns whether there is a `TrackedField` of this key.
-    pub(crate) fn has_field(&self, key: &ObjectKey) -> bool {
-        self.state().fields.contains_key(key)
+    pub(crate) fn has_tracked_field(&self, key: &ObjectKey) -> bool {
+        self.state().tracked_fields.contains_key(key)
     }
 
     /// Records a `TrackedField`. If its [`Tracking`] has changed, triggers reconciles of the other sets in its
     /// namespace.
-    pub(crate) fn field_changed(&self, field: &TrackedField) {
+    pub(crate) fn on_tracked_field_applied(&self, field: &TrackedField) {
         let key = ObjectKey::of(field);
         let tracking = Tracking::of(field);
         let mut state = self.state();
-        if state.fields.get(&key) == Some(&tracking) {
+        if state.tracked_fields.get(&key) == Some(&tracking) {
             return;
         }
-        state.forget_field(&key);
+        state.forget_tracked_field(&key);
         state.target_changed(&key.namespace, &tracking.target);
         state.identities.insert((tracking.identity, key.clone()));
         let owner = tracking.owner.clone();
-        state.fields.insert(key.clone(), tracking);
+        state.tracked_fields.insert(key.clone(), tracking);
         // The cache of children triggers the owner.
         let others = state.sets_in(&key.namespace);
         self.trigger
@@ -432,9 +432,9 @@ impl SetIndex {
     }
 
     /// Forgets a deleted `TrackedField`.
-    pub(crate) fn field_deleted(&self, key: &ObjectKey) {
+    pub(crate) fn on_tracked_field_deleted(&self, key: &ObjectKey) {
         let mut state = self.state();
-        if state.forget_field(key) {
+        if state.forget_tracked_field(key) {
             self.trigger.wake_all(state.sets_in(&key.namespace));
         }
     }
@@ -887,8 +887,8 @@ impl IndexState {
         }
     }
 
-    fn forget_field(&mut self, key: &ObjectKey) -> bool {
-        let Some(tracking) = self.fields.remove(key) else {
+    fn forget_tracked_field(&mut self, key: &ObjectKey) -> bool {
+        let Some(tracking) = self.tracked_fields.remove(key) else {
             return false;
         };
         let Tracking {
@@ -991,7 +991,7 @@ impl Sets for SetIndex {
     }
 
     fn owner(&self, field: &ObjectKey) -> Option<ObjectKey> {
-        self.state().fields.get(field)?.owner.clone()
+        self.state().tracked_fields.get(field)?.owner.clone()
     }
 }
 
@@ -1014,17 +1014,17 @@ impl watch::Observer<NamespaceMeta> for SetIndex {
 
 impl watch::Observer<TrackedField> for SetIndex {
     fn apply(&self, field: &TrackedField) -> bool {
-        self.field_changed(field);
+        self.on_tracked_field_applied(field);
         true
     }
 
     fn delete(&self, key: &ObjectKey, _last: Option<&TrackedField>) {
-        self.field_deleted(key);
+        self.on_tracked_field_deleted(key);
     }
 
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {
         let state = self.state();
-        let fields = in_namespace(&state.fields, namespace);
+        let fields = in_namespace(&state.tracked_fields, namespace);
         fields.map(|(key, _)| key.clone()).collect()
     }
 }
@@ -1425,11 +1425,13 @@ pub(super) mod tests {
             "metadata": { "namespace": "ops", "name": "mine" }, "spec": spec,
         });
         let field: TrackedField = serde_json::from_value(field).unwrap();
-        fixture.sets.field_changed(&field);
+        fixture.sets.on_tracked_field_applied(&field);
         assert_eq!(changes(), of("api"));
-        fixture.sets.field_changed(&field);
+        fixture.sets.on_tracked_field_applied(&field);
         assert_eq!(changes(), Changes::default());
-        fixture.sets.field_deleted(&ObjectKey::of(&field));
+        fixture
+            .sets
+            .on_tracked_field_deleted(&ObjectKey::of(&field));
         assert_eq!(changes(), of("api"));
         fixture.watched.delete(&ObjectKey::new("ops", "web"), None);
         assert_eq!(changes(), of("web"));
@@ -1524,7 +1526,7 @@ pub(super) mod tests {
             json!({ "quartermaster.dev/owner": "ops/all" }),
         );
         for field in [&mine, &owned, &field("other", "api", json!({}))] {
-            fixture.sets.field_changed(field);
+            fixture.sets.on_tracked_field_applied(field);
         }
         let found = || {
             let found = fixture
@@ -1545,9 +1547,13 @@ pub(super) mod tests {
             ("owned".to_owned(), Some("ops/all".to_owned())),
         ];
         assert_eq!(found(), expected);
-        fixture.sets.field_changed(&field("mine", "api", json!({})));
+        fixture
+            .sets
+            .on_tracked_field_applied(&field("mine", "api", json!({})));
         assert_eq!(found(), expected[1..]);
-        fixture.sets.field_deleted(&ObjectKey::of(&owned));
+        fixture
+            .sets
+            .on_tracked_field_deleted(&ObjectKey::of(&owned));
         assert_eq!(found(), []);
     }
 }

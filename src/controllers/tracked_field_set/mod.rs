@@ -33,7 +33,7 @@ use tokio::time::timeout_at;
 use self::child::{Identity, LiveChild};
 use self::index::{SetIndex, Target};
 use self::metrics::{ChildCounts, SetMetrics};
-use self::plan::{Deletions, DesiredField, OwnedChildren, Plan, PlannedDeletion};
+use self::plan::{Deletions, DesiredTrackedField, OwnedChildren, Plan, PlannedDeletion};
 use self::precedence::{Claimant, Demand, Existing, Tracking};
 use self::selection::{SelectedNamespaces, Selection, SelectionError};
 use self::writes::{ChildWrite, RECHECK_INTERVAL, Rejections};
@@ -93,9 +93,9 @@ pub(crate) struct TrackedFieldSets<T> {
     pub(super) children: Arc<Children<TrackedField, LiveChild>>,
     pub(super) sets: Objects<TrackedFieldSet>,
     /// All `TrackedField`s.
-    pub(super) fields: Objects<TrackedField>,
+    pub(super) tracked_fields: Objects<TrackedField>,
     /// State of the cache of `TrackedField`s.
-    pub(super) fields_cache: CacheStatus,
+    pub(super) tracked_fields_cache: CacheStatus,
     pub(super) targets: Arc<Targets>,
     pub(super) contact_points: Arc<ContactPointView<T>>,
     pub(super) metrics: SetMetrics,
@@ -138,7 +138,7 @@ struct PlannedChild {
     /// Child that the set has created and that this `TrackedField`, once adopted, replaces.
     replaces: Option<ObjectKey>,
     /// Index in `spec.fields`.
-    field: usize,
+    field_index: usize,
     identity: Identity,
 }
 
@@ -187,7 +187,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         if let Err(outcome) = status::check(&set.spec).and_then(|()| self.check_scope(&set)) {
             return Ok(outcome);
         }
-        if let Some(why) = self.fields_cache.unavailable(&cx.key.namespace) {
+        if let Some(why) = self.tracked_fields_cache.unavailable(&cx.key.namespace) {
             return Ok(status::fields_not_served(&why).requeue(Requeue::Poll));
         }
         let resolved = match self.resolve(&set).await {
@@ -488,9 +488,9 @@ impl<T: Transport> TrackedFieldSets<T> {
         let is_owned = |key: &ObjectKey| self.children.owned(cx, key).is_some();
         let reference = spec.target.reference(&target.namespace, &target.name);
         let (mut children, mut covered) = (Vec::new(), 0);
-        for (field, name) in spec.fields.iter().enumerate() {
-            let identity = child::identity_of(&cx.key.namespace, &reference, name);
-            let derived = child::name(&cx.key.name, resource, &target, name);
+        for (field_index, field) in spec.fields.iter().enumerate() {
+            let identity = child::identity_of(&cx.key.namespace, &reference, field);
+            let derived = child::name(&cx.key.name, resource, &target, field);
             let derived = ObjectKey::new(&cx.key.namespace, &derived);
             let is_edited = |key: &ObjectKey| adopted.get(key).is_some_and(|it| *it != identity);
             let candidates = self.index.tracking(identity).into_iter();
@@ -512,7 +512,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             children.push(PlannedChild {
                 key,
                 replaces,
-                field,
+                field_index,
                 identity,
             });
         }
@@ -550,7 +550,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                 let PlannedChild {
                     key,
                     replaces,
-                    field,
+                    field_index,
                     identity,
                 } = child;
                 let initial = match self.children.owned(cx, &key) {
@@ -563,13 +563,13 @@ impl<T: Transport> TrackedFieldSets<T> {
                         child.summary.initial
                     }
                     // An adopted TrackedField has already sent its first value.
-                    None if self.index.has_field(&key) => Initial::Quiet,
+                    None if self.index.has_tracked_field(&key) => Initial::Quiet,
                     None => initial(cx, &known, identity),
                 };
-                let desired = DesiredField {
+                let desired = DesiredTrackedField {
                     target: target.clone(),
                     replaces,
-                    field,
+                    field_index,
                     initial,
                     takes_slot: at == 0,
                     checked: None,

@@ -20,7 +20,7 @@ pub(super) struct Plan {
     pub(super) revision: SpecRevision,
     /// Time of the last comparison of everything.
     pub(super) compared: Instant,
-    pub(super) desired: HashMap<ObjectKey, DesiredField>,
+    pub(super) desired: HashMap<ObjectKey, DesiredTrackedField>,
     /// Number of fields of each target that other `TrackedField`s track.
     pub(super) covered: HashMap<ObjectKey, usize>,
     /// Resources beyond `maxTargets`.
@@ -30,12 +30,12 @@ pub(super) struct Plan {
 }
 
 /// A desired child.
-pub(super) struct DesiredField {
+pub(super) struct DesiredTrackedField {
     pub(super) target: ObjectKey,
     /// Child that the set has created and that this `TrackedField`, once adopted, replaces.
     pub(super) replaces: Option<ObjectKey>,
     /// Index in `spec.fields`.
-    pub(super) field: usize,
+    pub(super) field_index: usize,
     pub(super) initial: Initial,
     /// True for one child of each target: these children occupy the slots that `maxTargets` allows.
     pub(super) takes_slot: bool,

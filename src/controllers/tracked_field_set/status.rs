@@ -203,24 +203,27 @@ mod tests {
     use rstest::rstest;
     use serde_json::{Value, json};
 
-    use super::super::plan::DesiredField;
+    use super::super::plan::DesiredTrackedField;
     use super::*;
 
     /// Returns a plan with a child of two fields for each of the tracked targets.
     fn plan(tracked: usize, left_out: usize) -> Plan {
         let desired = (0..tracked).flat_map(|at| {
             let target = ObjectKey::new("ops", &format!("tracked-{at}"));
-            (0..2).map(move |field| {
-                let desired = DesiredField {
+            (0..2).map(move |field_index| {
+                let desired = DesiredTrackedField {
                     target: target.clone(),
                     replaces: None,
-                    field,
+                    field_index,
                     initial: Initial::Quiet,
-                    takes_slot: field == 0,
+                    takes_slot: field_index == 0,
                     checked: None,
                     is_contested: false,
                 };
-                (ObjectKey::new("ops", &format!("{at}-{field}")), desired)
+                (
+                    ObjectKey::new("ops", &format!("{at}-{field_index}")),
+                    desired,
+                )
             })
         });
         let left_out = (0..left_out).map(|at| ObjectKey::new("ops", &format!("left-out-{at}")));

@@ -227,7 +227,7 @@ pub(super) fn choose(
             &set.spec.target,
             &notification,
             &desired.target,
-            &set.spec.fields[desired.field],
+            &set.spec.fields[desired.field_index],
             desired.initial,
         );
         let child = child::build(set, key, spec);
