@@ -24,9 +24,9 @@ pub(crate) struct SyncIndex {
     /// Copies: all `ConfigMap`s with the ownership label.
     pub copies: Arc<ChildCache<()>>,
     /// State of the lists of `ConfigMap`s.
-    pub(crate) maps_sync: SyncState,
+    pub(crate) map_lists: SyncState,
     /// State of the list of namespaces; `None` if the operator does not watch them.
-    pub(crate) namespaces_sync: Option<SyncState>,
+    pub(crate) namespace_lists: Option<SyncState>,
     state: Mutex<SyncIndexState>,
     trigger: Trigger<ConfigMapSync>,
 }
@@ -82,14 +82,14 @@ impl SyncIndex {
     /// Creates an empty index, which fills the cache `copies`. `trigger` wakes the syncs that a change concerns.
     pub fn new(
         scope: &WatchScope,
-        namespaces_sync: SyncState,
+        namespace_lists: SyncState,
         copies: Arc<ChildCache<()>>,
         trigger: Trigger<ConfigMapSync>,
     ) -> Self {
         Self {
             copies,
-            maps_sync: SyncState::default(),
-            namespaces_sync: (*scope == WatchScope::Cluster).then_some(namespaces_sync),
+            map_lists: SyncState::default(),
+            namespace_lists: (*scope == WatchScope::Cluster).then_some(namespace_lists),
             state: Mutex::default(),
             trigger,
         }
@@ -101,16 +101,16 @@ impl SyncIndex {
 
     /// Waits until the operator has listed all `ConfigMap`s and namespaces that it may list.
     pub async fn ready(&self) {
-        self.maps_sync.synced().await;
-        if let Some(namespaces) = &self.namespaces_sync {
-            namespaces.synced().await;
+        self.map_lists.synced().await;
+        if let Some(lists) = &self.namespace_lists {
+            lists.synced().await;
         }
     }
 
     /// Returns why the namespaces are unknown.
     pub(crate) fn namespaces_unknown(&self) -> Option<String> {
-        match &self.namespaces_sync {
-            Some(namespaces) => namespaces.denied(),
+        match &self.namespace_lists {
+            Some(lists) => lists.denied(),
             None => Some("the operator does not watch namespaces".into()),
         }
     }
@@ -180,8 +180,8 @@ impl SyncIndex {
     }
 
     fn presence(&self, state: &SyncIndexState, namespace: &str) -> NamespacePresence {
-        let sync = self.namespaces_sync.as_ref();
-        let known = sync.is_some_and(SyncState::is_listed);
+        let lists = self.namespace_lists.as_ref();
+        let known = lists.is_some_and(SyncState::is_listed);
         match state.namespaces.get(namespace) {
             Some(info) if known && info.is_terminating => NamespacePresence::Terminating,
             None if known => NamespacePresence::Missing,

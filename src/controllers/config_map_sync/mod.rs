@@ -127,7 +127,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             Arc::clone(&cache),
             setup.trigger.clone(),
         ));
-        let copies = setup.children_by_metadata(cache, index.maps_sync.clone(), ADVICE);
+        let copies = setup.children_by_metadata(cache, index.map_lists.clone(), ADVICE);
         let watch_needed = &setup.watch_needed;
         let manager = &mut *setup.manager;
         let streaming = manager.streaming_watch_config.clone();
@@ -137,9 +137,9 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             &streaming,
             watch_needed,
             &index,
-            &index.maps_sync,
+            &index.map_lists,
         );
-        if index.namespaces_sync.is_some() {
+        if index.namespace_lists.is_some() {
             manager.watch_namespaces(watch_needed, Arc::clone(&index));
         }
         Ok(ConfigMapSyncs {
