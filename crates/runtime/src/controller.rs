@@ -95,7 +95,7 @@ pub trait Controller: Send + Sync + 'static {
 
     /// Called when this replica acquires the lease, before the first reconcile. Never called without leader election:
     /// the replica then leads from its start.
-    fn lead(&self) {}
+    fn on_started_leading(&self) {}
 
     /// Returns the interval of reconciles that nothing triggers; `default` comes from the settings.
     fn sync_period(&self, default: Duration) -> Duration {
@@ -711,8 +711,8 @@ impl<C: Controller> Reconcile for Reconciler<C> {
         }
     }
 
-    fn lead(&self) {
-        self.controller.lead();
+    fn on_started_leading(&self) {
+        self.controller.on_started_leading();
     }
 
     fn forget(&self, key: &ObjectKey) {

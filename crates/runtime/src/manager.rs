@@ -199,8 +199,8 @@ pub async fn run(
     manager.probes.set_started();
     manager.start_namespaces();
     let end = stop.child_token();
-    let lead = Box::pin(manager.lead(kubernetes, end.clone()));
-    tasks.supervise(&end, lead).await
+    let controllers = Box::pin(manager.run_controllers(kubernetes, end.clone()));
+    tasks.supervise(&end, controllers).await
 }
 
 /// Returns the configuration whose lists return the newest state. kube requests streamed lists with
@@ -377,7 +377,7 @@ impl Manager {
         let is_candidate = self.settings.leader_elect;
         let run = async move {
             if is_candidate {
-                runner.lead();
+                runner.on_started_leading();
                 commands.send_modify(|command| command.relist += 1);
             }
             cache.synced().await;
@@ -592,7 +592,12 @@ impl Manager {
         }
     }
 
-    async fn lead(self, kubernetes: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
+    /// Runs the controllers, with leader election only while this replica leads, until `stop`, and drains them.
+    async fn run_controllers(
+        self,
+        kubernetes: kube::Config,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
         let Self {
             settings,
             fence,

@@ -55,7 +55,7 @@ pub(super) trait Reconcile: Send + Sync + 'static {
 
     /// Called when this replica becomes the leader, before the first reconcile: state observed as a standby may be
     /// stale.
-    fn lead(&self) {}
+    fn on_started_leading(&self) {}
 
     /// Forgets a deleted object. The runner calls this again whenever something triggers the object, because a
     /// reconcile in flight at the deletion may have left something behind.
@@ -459,8 +459,8 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    pub fn lead(&self) {
-        self.reconciler.lead();
+    pub fn on_started_leading(&self) {
+        self.reconciler.on_started_leading();
     }
 
     /// Reconciles every cached object, then each triggered object, until the future is dropped.

@@ -542,10 +542,10 @@ impl<T: Transport> Controller for TrackedFields<T> {
         }
     }
 
-    fn lead(&self) {
+    fn on_started_leading(&self) {
         let Targets { tracker, hub, .. } = &*self.targets;
         if !tracker.leads() {
-            hub.relist(|relist| tracker.lead(relist));
+            hub.relist(|relist| tracker.start_leading(relist));
         }
     }
 

@@ -125,7 +125,7 @@ impl Tracker {
     }
 
     /// Starts to lead: objects count from this relist on.
-    pub fn lead(&self, relist: u64) {
+    pub fn start_leading(&self, relist: u64) {
         let mut state = self.state();
         state.leads_since = Some(relist);
         let followers = state.followers.values_mut();

@@ -393,7 +393,7 @@ fn new_leader_keeps_no_earlier_observation() {
         tracker.unread(&key, Duration::ZERO).is_none(),
         "a standby reads nothing"
     );
-    tracker.lead(1);
+    tracker.start_leading(1);
     assert!(
         tracker.unread(&key, Duration::from_hours(1)).is_none(),
         "the list shows the object"
@@ -414,7 +414,7 @@ fn object_followed_while_a_new_leader_lists_is_not_read() {
     let (key, identity) = (ObjectKey::new("shop", "it"), identity("1", "a"));
     let tracker = Tracker::new(Trigger::default(), false);
     tracker.on_list_started(&resource(), None, 0);
-    tracker.lead(1);
+    tracker.start_leading(1);
     follow(&tracker, &key, &identity, &target("a"));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
     tracker.on_list_started(&resource(), None, 1);
