@@ -1,4 +1,5 @@
-//! The outbox: a queue of pending entries for each contact point.
+//! A copy of all outboxes in memory: a queue of pending entries for each contact point. The outbox of a `TrackedField`
+//! is its status, from which a restart rebuilds the queues.
 //!
 //! [`queues`] has the entries and chooses the next request; [`response`] interprets the response; [`worker`] waits and
 //! sends, one request at a time for each contact point. The status of a `TrackedField` has its entries; the reconciles
@@ -39,7 +40,7 @@ mod state;
 mod tests;
 mod worker;
 
-/// Queues of all contact points.
+/// Queues of all contact points, which copy the outboxes that the statuses of `TrackedField`s are.
 pub struct Outbox<T> {
     transport: T,
     queues: Mutex<Queues>,
