@@ -473,7 +473,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             .must_wait(key, basis(owner, fingerprint), move || wake(&of))
     }
 
-    /// Counts the correction of a child, and publishes its Event.
+    /// Counts the correction of a child, and emits its Event.
     fn record_correction(
         &self,
         owner: &Owner,
@@ -634,7 +634,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    /// Records a child that was created. Publishes an Event if another client had deleted it.
+    /// Records a child that was created. Emits an Event if another client had deleted it.
     fn record_created(
         &self,
         owner: &Owner,

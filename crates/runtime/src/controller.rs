@@ -1,6 +1,6 @@
 //! The contract of a controller, and what the runtime does around each reconcile: it gives the controller the newest
 //! object, handles deletion and `spec.suspend`, turns a failure into an outcome, writes the status if it differs, and
-//! then publishes at most one Event. Under load the status waits for reconciles, and only the newest one is written.
+//! then emits at most one Event. Under load the status waits for reconciles, and only the newest one is written.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -181,7 +181,7 @@ impl<K: ReconciledKind> Context<K> {
         self.owner.ownership(metadata, |uid| self.owner_exists(uid))
     }
 
-    /// Publishes a Normal Event about something that the reconcile did.
+    /// Emits a Normal Event about something that the reconcile did.
     pub fn event(&self, action: &str, reason: &str, note: impl Into<String>) {
         let object = self.object.object_ref(&());
         self.shared
@@ -189,7 +189,7 @@ impl<K: ReconciledKind> Context<K> {
             .normal(object, action, reason, note.into());
     }
 
-    /// Publishes a Warning Event about something that the reconcile did or could not do.
+    /// Emits a Warning Event about something that the reconcile did or could not do.
     pub fn warning(&self, action: &str, reason: &str, note: impl Into<String>) {
         let object = self.object.object_ref(&());
         self.shared
@@ -285,7 +285,7 @@ impl<K: ReconciledKind> Context<K> {
     }
 
     /// Writes the draft of the status in the middle of a reconcile: a record that a later step relies on. The write
-    /// publishes no Event, so the draft should have the conditions of the object: a draft that waited for its write may
+    /// emits no Event, so the draft should have the conditions of the object: a draft that waited for its write may
     /// have others.
     ///
     /// # Errors
@@ -348,7 +348,7 @@ impl<K: ReconciledKind> StatusUpdate<K> {
 }
 
 /// Write of a status that has no answer, or failed. The apiserver may have stored the status all the same: the Event is
-/// published once a later reconcile finds or writes the same outcome.
+/// emitted once a later reconcile finds or writes the same outcome.
 struct UnansweredWrite<K> {
     /// The object before the write.
     before: Arc<K>,
@@ -374,7 +374,7 @@ pub(super) struct Reconciler<C: Controller> {
     dedup: EventDedup,
     /// Objects whose last reconcile failed for a transient reason. A single such failure is not written to the status.
     failing: Mutex<HashSet<ObjectKey>>,
-    /// Last write of each object's status, while its Event is not published.
+    /// Last write of each object's status, while its Event is not emitted.
     unanswered: Mutex<HashMap<ObjectKey, UnansweredWrite<C::Kind>>>,
 }
 
@@ -453,7 +453,7 @@ impl<C: Controller> Reconciler<C> {
     }
 
     /// Completes the draft of the status. `last` is the update that is not written yet. Returns `None` if there is
-    /// nothing to write or to publish.
+    /// nothing to write or to emit.
     fn draft(
         &self,
         mut cx: Context<C::Kind>,
@@ -466,7 +466,7 @@ impl<C: Controller> Reconciler<C> {
             && cx.owner.is_observed()
             && let Some(last) = last
         {
-            // The Event of the last outcome is not published yet.
+            // The Event of the last outcome is not emitted yet.
             outcome = Outcome {
                 requeue: outcome.requeue,
                 ..last.outcome
@@ -480,7 +480,7 @@ impl<C: Controller> Reconciler<C> {
             let (condition, now) = (outcome.condition(), Time(Timestamp::now()));
             C::Kind::set_ready_condition(&mut cx.status, &condition, generation, now);
             is_silent &= C::Kind::ready_annotations(&condition).is_empty();
-            // An earlier write may have stored the status, and its Event is not published yet.
+            // An earlier write may have stored the status, and its Event is not emitted yet.
             let unanswered = self.unanswered();
             let last = unanswered.get(&cx.key);
             is_silent &= !last.is_some_and(|last| last.is_of(&cx.object, &outcome));
@@ -497,7 +497,7 @@ impl<C: Controller> Reconciler<C> {
         }))
     }
 
-    /// Writes the annotations and the status, and publishes the Event of the outcome. Returns the time until the Event
+    /// Writes the annotations and the status, and emits the Event of the outcome. Returns the time until the Event
     /// must be renewed.
     async fn write(&self, update: &mut StatusUpdate<C::Kind>) -> Result<Option<Duration>> {
         let StatusUpdate { cx, outcome, .. } = update;
@@ -955,7 +955,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn event_of_an_unanswered_write_is_published_once() {
+    async fn event_of_an_unanswered_write_is_emitted_once() {
         let results = ["A", "A", "A", "A", "B", "B"].map(|reason| Ok(outcome(reason)));
         let mut fixture = Fixture::start(500, results.into());
         let stored = |version, ready| widget("1", version, Some(status(ready)));

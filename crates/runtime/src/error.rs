@@ -27,7 +27,7 @@ pub const WRITE_FAILED: &str = "WriteFailed";
 /// Class of an error, which decides when to reconcile again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Wait for a change of the object, or for the resync.
+    /// Wait for a change of the object, or for the periodic reconcile.
     Terminal,
     /// Retry with growing delays. The object waits for something that no watch shows; waiting is not an error.
     Waiting,

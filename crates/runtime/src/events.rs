@@ -1,7 +1,7 @@
 //! Kubernetes Events, written outside of the reconciles: a slow or rejected Event never delays or fails a reconcile.
 //!
 //! Each Event is written separately. kube's `Recorder` would merge all Events of one reason into a series with the
-//! first note; publishers here emit an Event only if its note is new.
+//! first note; callers here emit an Event only if its note is new.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ const MAX_INSTANCE: usize = 128;
 /// Length of a `generateName` that the API keeps, without the hyphen at its end.
 const MAX_NAME: usize = 57;
 
-/// Publisher of Events.
+/// Emitter of Events.
 #[derive(Clone)]
 pub struct Events {
     reporter: Arc<str>,
@@ -39,7 +39,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Creates a publisher whose Events name `reporter` as their source. The returned future writes them, one at a
+    /// Creates an emitter whose Events name `reporter` as their source. The returned future writes them, one at a
     /// time.
     pub fn new(
         client: Client,
@@ -59,22 +59,22 @@ impl Events {
         )
     }
 
-    /// Returns the publisher whose Events count as work in flight until they are written.
+    /// Returns the emitter whose Events count as work in flight until they are written.
     pub(crate) fn counted_by(self, in_flight: InFlight) -> Self {
         Self { in_flight, ..self }
     }
 
     /// Emits a Normal Event.
     pub fn normal(&self, regarding: ObjectReference, action: &str, reason: &str, note: String) {
-        self.publish("Normal", regarding, action, reason, note);
+        self.emit("Normal", regarding, action, reason, note);
     }
 
     /// Emits a Warning Event.
     pub fn warning(&self, regarding: ObjectReference, action: &str, reason: &str, note: String) {
-        self.publish("Warning", regarding, action, reason, note);
+        self.emit("Warning", regarding, action, reason, note);
     }
 
-    fn publish(
+    fn emit(
         &self,
         type_: &str,
         regarding: ObjectReference,
@@ -117,7 +117,7 @@ impl Events {
 /// Event that waits for its write, with the token for which a shutdown waits.
 type QueuedEvent = (Box<Event>, TaskTrackerToken);
 
-/// Queue between the publishers and the writer.
+/// Queue between the emitters and the writer.
 #[derive(Default)]
 struct EventQueue {
     waiting: Mutex<WaitingEvents>,
@@ -247,8 +247,8 @@ mod tests {
         }
     }
 
-    /// Publishes Events; returns the requests that write them.
-    async fn written(publish: impl FnOnce(&Events), count: usize) -> Vec<(Method, String, Event)> {
+    /// Emits Events; returns the requests that write them.
+    async fn written(emit: impl FnOnce(&Events), count: usize) -> Vec<(Method, String, Event)> {
         let (seen, mut requests) = mpsc::unbounded_channel();
         let server = service_fn(move |request: Request<Body>| {
             let seen = seen.clone();
@@ -266,7 +266,7 @@ mod tests {
             "example",
             &"qm-0".repeat(50),
         );
-        publish(&events);
+        emit(&events);
         let writer = tokio::spawn(write);
         let mut written = Vec::new();
         while written.len() < count {
@@ -301,7 +301,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_event_is_written_with_its_own_note() {
-        let publish = |events: &Events| {
+        let emit = |events: &Events| {
             events.warning(
                 regarding("web"),
                 "Reconcile",
@@ -321,7 +321,7 @@ mod tests {
                 "messages can be sent".into(),
             );
         };
-        let written = written(publish, 3).await;
+        let written = written(emit, 3).await;
         let notes: Vec<_> = written
             .iter()
             .map(|(_, _, event)| event.note.clone().unwrap())
@@ -348,7 +348,7 @@ mod tests {
 
     #[tokio::test]
     async fn namespace_with_many_events_displaces_none_of_another() {
-        let publish = |events: &Events| {
+        let emit = |events: &Events| {
             let crowd = ObjectReference {
                 namespace: Some("crowd".into()),
                 ..regarding("web")
@@ -358,7 +358,7 @@ mod tests {
             }
             events.normal(regarding("web"), "Test", "Ready", "shop".into());
         };
-        let written = written(publish, QUEUE_SIZE).await;
+        let written = written(emit, QUEUE_SIZE).await;
         let notes: Vec<_> = written
             .into_iter()
             .map(|(_, _, event)| event.note.unwrap())
@@ -389,7 +389,7 @@ mod tests {
     #[tokio::test]
     async fn long_fields_are_truncated_to_the_limits_of_the_api() {
         let long = format!("{}.{}", "a".repeat(MAX_NAME - 1), "b".repeat(200));
-        let publish = |events: &Events| {
+        let emit = |events: &Events| {
             events.warning(
                 regarding(&long),
                 "Reconcile",
@@ -397,7 +397,7 @@ mod tests {
                 format!("a{}", "\u{e4}".repeat(1000)),
             );
         };
-        let (_, _, event) = written(publish, 1).await.remove(0);
+        let (_, _, event) = written(emit, 1).await.remove(0);
         let note = event.note.unwrap();
         assert_eq!(note.len(), MAX_NOTE - 1, "in whole characters");
         assert_eq!(

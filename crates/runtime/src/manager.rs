@@ -260,7 +260,7 @@ impl Manager {
         }
     }
 
-    /// Creates the publisher of a controller's Events.
+    /// Creates the emitter of a controller's Events.
     pub fn events(&mut self, controller: &str) -> Events {
         let (events, write) = Events::new(
             self.client.clone(),
@@ -655,7 +655,7 @@ pub struct Setup<'a, K: ReconciledKind> {
     pub objects: Objects<K>,
     /// Trigger of the reconciles.
     pub trigger: Trigger<K>,
-    /// Publisher of the controller's Events.
+    /// Emitter of the controller's Events.
     pub events: Events,
     /// Set once an object of the kind exists, which starts watches that only such objects need.
     pub watch_needed: Arc<SetOnce<()>>,

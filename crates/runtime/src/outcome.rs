@@ -65,7 +65,7 @@ pub enum EventPolicy {
 /// When to reconcile an object again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Requeue {
-    /// When something changes. The resync still reconciles the object, because a watch may have missed an event.
+    /// When something changes. The periodic reconcile still comes, because a watch may have missed an event.
     #[default]
     OnChange,
     /// With growing delays: the object waits for something that no watch shows.

@@ -47,7 +47,7 @@ pub(super) trait Reconcile: Send + Sync + 'static {
         update: &mut Option<Self::StatusUpdate>,
     ) -> impl Future<Output = Result<Requeue, Failure>> + Send;
 
-    /// Writes the status and publishes its Event. Returns the maximum time until the next reconcile, if there is one.
+    /// Writes the status and emits its Event. Returns the maximum time until the next reconcile, if there is one.
     fn write_status(
         &self,
         update: Self::StatusUpdate,
@@ -763,7 +763,7 @@ impl<R: Reconcile> Runner<R> {
         }
     }
 
-    /// Returns the resync period with jitter, so that not all objects are due at once.
+    /// Returns the interval of periodic reconciles with jitter, so that not all objects are due at once.
     fn sync_period(&self) -> Duration {
         self.limits
             .sync_period
@@ -823,7 +823,7 @@ impl<R: Reconcile> Runner<R> {
             Class::Terminal => {
                 warn!(
                     error,
-                    "reconcile failed; will retry when the object changes, or at the resync"
+                    "reconcile failed; will retry when the object changes, or at the periodic reconcile"
                 );
                 (ReconcileResult::Error, self.sync_period())
             }

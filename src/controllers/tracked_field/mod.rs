@@ -81,7 +81,7 @@ pub(crate) struct TrackedFields<T> {
     /// The parsed `spec.when` of each `TrackedField`.
     pub(super) whens: ParsedWhens,
     pub(super) metrics: DeliveryMetrics,
-    /// Time after which the Event that reports an obstacle is published again.
+    /// Time after which the Event that reports an obstacle is emitted again.
     pub(super) renew_event: Duration,
     /// Name of the cluster in messages.
     pub(super) cluster: Option<String>,
@@ -277,7 +277,7 @@ impl<T: Transport> TrackedFields<T> {
         error
     }
 
-    /// Publishes Events and counts metrics of the changes that were written. `before` is the history before the
+    /// Emits Events and counts metrics of the changes that were written. `before` is the history before the
     /// changes.
     fn emit_events(&self, cx: &Context<TrackedField>, before: &[Entry], changes: &HistoryChanges) {
         let FailedEntries { entries, expired } = &changes.failed;

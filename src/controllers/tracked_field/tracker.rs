@@ -781,7 +781,7 @@ impl Index<RawObject> for TargetIndex {
                 tracker.on_list_started(resource, namespace, *relist);
             }
             WatchPhase::Listed => tracker.on_list_done(resource, namespace),
-            WatchPhase::Healthy => tracker.on_recovered(resource, namespace),
+            WatchPhase::Recovered => tracker.on_recovered(resource, namespace),
             WatchPhase::Failed(problem) => tracker.on_failed(resource, namespace, problem),
             // The hub does not stop watches; it aborts their tasks.
             WatchPhase::Stopped(_) => {}

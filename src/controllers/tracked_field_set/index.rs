@@ -532,7 +532,7 @@ impl SetIndex {
         match phase {
             WatchPhase::Listing { .. } => watch.is_listed = false,
             WatchPhase::Listed => watch.is_listed = true,
-            WatchPhase::Healthy => watch.problem = None,
+            WatchPhase::Recovered => watch.problem = None,
             WatchPhase::Failed(problem) => watch.problem = Some(problem.clone()),
             WatchPhase::Stopped(_) => *watch = Watch::default(),
         }
@@ -1501,7 +1501,7 @@ pub(super) mod tests {
             fixture.sets.watch_problem(&set()),
             Some(WatchProblem::NotServed)
         );
-        phase(WatchPhase::Healthy);
+        phase(WatchPhase::Recovered);
         assert!(is_listed());
         fixture.sets.forget_watch(&deployments());
         assert!(!is_listed());

@@ -411,7 +411,7 @@ impl<T: Transport> TrackedFieldSets<T> {
     }
 
     /// Returns the desired children. Plans only targets that have changed since the last reconcile, but all targets
-    /// after a change of the spec, a reconcile request or a complete list, and at each resync.
+    /// after a change of the spec, a reconcile request or a complete list, and at each periodic reconcile.
     fn plan(&self, cx: &Context<TrackedFieldSet>, resource: &ResourceName) -> Plan {
         let revision = SpecRevision::of(cx.object.as_ref());
         let before = {
@@ -773,7 +773,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         Ok(written)
     }
 
-    /// Publishes an Event about created and deleted children once no writes remain, at most one a minute. Returns the
+    /// Emits an Event about created and deleted children once no writes remain, at most one a minute. Returns the
     /// delay until a pending Event is due.
     fn report(&self, cx: &Context<TrackedFieldSet>, written: &Written) -> Option<Duration> {
         let mut states = self.states();

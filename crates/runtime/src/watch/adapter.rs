@@ -137,7 +137,7 @@ pub enum WatchPhase {
     /// The list is complete: the index has every object of the watched namespace, and no other.
     Listed,
     /// Both list and watch succeed: an earlier problem is over.
-    Healthy,
+    Recovered,
     /// The list or the watch failed and will be retried.
     Failed(WatchProblem),
     /// The watch has stopped, for this reason. The watch then deletes every object from the index.
@@ -380,7 +380,7 @@ where
                     let key = ObjectKey::of(&object);
                     self.index.delete(&key, Some(object.into()));
                 }
-                WatchUpdate::Recovered => self.index.phase(namespace, &WatchPhase::Healthy),
+                WatchUpdate::Recovered => self.index.phase(namespace, &WatchPhase::Recovered),
                 WatchUpdate::Failed(error) => self.failed(namespace, &error),
             }
         }

@@ -149,7 +149,7 @@ async fn events_apply_and_delete() {
             "+x",
             "cluster Listed",
             "+y",
-            "cluster Healthy",
+            "cluster Recovered",
             "-a/x by an event"
         ]
     );
