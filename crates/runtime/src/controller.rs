@@ -459,9 +459,8 @@ impl<C: Controller> Reconciler<C> {
         mut cx: Context<C::Kind>,
         last: Option<Box<StatusUpdate<C::Kind>>>,
         mut outcome: Outcome,
-        mut is_logged: bool,
-        is_retried: bool,
     ) -> Option<Box<StatusUpdate<C::Kind>>> {
+        let mut is_logged = false;
         if outcome.progress == Progress::Unchanged
             && cx.owner.is_observed()
             && let Some(last) = last
@@ -471,7 +470,7 @@ impl<C: Controller> Reconciler<C> {
                 requeue: outcome.requeue,
                 ..last.outcome
             };
-            is_logged |= last.is_logged;
+            is_logged = last.is_logged;
         }
         self.controller.fill_status(&mut cx);
         let mut is_silent = !matches!(outcome.event, EventPolicy::Renew(_));
@@ -493,7 +492,7 @@ impl<C: Controller> Reconciler<C> {
             cx,
             outcome,
             is_logged,
-            is_retried,
+            is_retried: false,
         }))
     }
 
@@ -515,47 +514,24 @@ impl<C: Controller> Reconciler<C> {
             (outcome.progress, outcome.event),
             (Progress::Unchanged, _) | (_, EventPolicy::Renew(_))
         );
-        let unanswered = is_news.then(|| self.begin_write(cx, outcome));
-        let is_stored = cx.is_written();
+        let begun = is_news.then(|| self.begin_write(cx, outcome));
         let written = cx.try_write_status().await;
-        // The apiserver stores no status of an object that its schema rejects. Only the Event then has the reason.
-        let is_rejected = matches!(&written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
-        let mut renewal = None;
-        let mut is_due = false;
-        if let EventPolicy::Renew(period) = outcome.event {
-            (is_due, renewal) = self.dedup.renew(&cx.key, outcome, period);
-        } else if let Some((before, is_repeated)) = unanswered
-            && (is_rejected || written.is_ok())
-        {
-            self.unanswered().remove(&cx.key);
-            if is_rejected || matches!(written, Ok(Some(_))) || (is_repeated && is_stored) {
-                let generation = cx.object.meta().generation.unwrap_or_default();
-                let before = before.ready_condition().filter(|_| !is_rejected);
-                is_due = self.dedup.is_due(&cx.key, generation, outcome, before);
-            }
-        }
-        if is_due {
-            let is_failed = outcome.is_failed();
-            if is_failed && !update.is_logged {
+        let (is_due, renewal) = match (outcome.event, begun) {
+            (EventPolicy::Renew(period), _) => self.dedup.renew(&cx.key, outcome, period),
+            (_, Some(begun)) => (self.end_write(cx, outcome, begun, &written), None),
+            (_, None) => (false, None),
+        };
+        if is_due && outcome.is_failed() {
+            if !update.is_logged {
                 warn!(
                     reason = &*outcome.reason,
                     cause = outcome.message,
                     "not ready"
                 );
             }
-            let emit = if is_failed {
-                Events::warning
-            } else {
-                Events::normal
-            };
-            let (object, note) = (cx.object.object_ref(&()), outcome.message.clone());
-            emit(
-                &self.shared.events,
-                object,
-                "Reconcile",
-                &outcome.reason,
-                note,
-            );
+            cx.warning("Reconcile", &outcome.reason, outcome.message.clone());
+        } else if is_due {
+            cx.event("Reconcile", &outcome.reason, outcome.message.clone());
         }
         annotated?;
         written?;
@@ -564,13 +540,13 @@ impl<C: Controller> Reconciler<C> {
     }
 
     /// Records a write of the status as unanswered. Returns the object before the first unanswered write of the
-    /// outcome, and whether that is an earlier one.
+    /// outcome, and whether the apiserver has stored an earlier such write.
     fn begin_write(&self, cx: &Context<C::Kind>, outcome: &Outcome) -> (Arc<C::Kind>, bool) {
         let mut unanswered = self.unanswered();
         if let Some(last) = unanswered.get(&cx.key)
             && last.is_of(&cx.object, outcome)
         {
-            return (Arc::clone(&last.before), true);
+            return (Arc::clone(&last.before), cx.is_written());
         }
         let write = UnansweredWrite {
             before: Arc::clone(&cx.object),
@@ -579,6 +555,29 @@ impl<C: Controller> Reconciler<C> {
         };
         unanswered.insert(cx.key.clone(), write);
         (Arc::clone(&cx.object), false)
+    }
+
+    /// Ends a write of the status, which stays unanswered after a failure. Returns whether an Event is to report the
+    /// outcome.
+    fn end_write(
+        &self,
+        cx: &Context<C::Kind>,
+        outcome: &Outcome,
+        (before, is_stored): (Arc<C::Kind>, bool),
+        written: &Result<Option<Arc<C::Kind>>>,
+    ) -> bool {
+        // The apiserver stores no status of an object that its schema rejects. Only the Event then has the reason.
+        let is_rejected = matches!(written, Err(Error::Api { source: kube::Error::Api(status), .. }) if status.code == 422);
+        if written.is_err() && !is_rejected {
+            return false;
+        }
+        self.unanswered().remove(&cx.key);
+        if !is_rejected && !is_stored && !matches!(written, Ok(Some(_))) {
+            return false;
+        }
+        let generation = cx.object.meta().generation.unwrap_or_default();
+        let before = before.ready_condition().filter(|_| !is_rejected);
+        self.dedup.is_due(&cx.key, generation, outcome, before)
     }
 
     fn failure(&self, error: Error) -> Failure {
@@ -681,20 +680,25 @@ impl<C: Controller> Reconcile for Reconciler<C> {
                     self.failing().remove(&cx.key);
                 }
                 let last = update.take();
-                *update = outcome.and_then(|outcome| self.draft(cx, last, outcome, false, false));
+                *update = outcome.and_then(|outcome| self.draft(cx, last, outcome));
                 Ok(requeue)
             }
             Err(Error::WithOutcome { outcome, error }) => {
-                *update = self.draft(cx, update.take(), *outcome, true, false);
+                *update = self.draft(cx, update.take(), *outcome);
+                if let Some(update) = update {
+                    update.is_logged = true;
+                }
                 Err(self.failure(*error))
             }
             Err(error) => {
                 let (class, reason) = self.controller.classify(&error);
                 if let Some(outcome) = self.failed(&cx.key, class, reason, &error) {
-                    let is_logged = class != Class::Waiting;
-                    // Other failures are retried much later.
-                    let is_retried = matches!(class, Class::Transient | Class::Waiting);
-                    *update = self.draft(cx, update.take(), outcome, is_logged, is_retried);
+                    *update = self.draft(cx, update.take(), outcome);
+                    if let Some(update) = update {
+                        update.is_logged = class != Class::Waiting;
+                        // Other failures are retried much later.
+                        update.is_retried = matches!(class, Class::Transient | Class::Waiting);
+                    }
                 }
                 Err(Failure { class, error })
             }
