@@ -423,9 +423,9 @@ impl SetIndex {
         state.forget_tracked_field(&key);
         state.target_changed(&key.namespace, &tracking.target);
         state.identities.insert((tracking.identity, key.clone()));
-        let owner = tracking.owner.clone();
+        // The cache of children triggers the owner, if a UID proves it.
+        let owner = tracking.owner.clone().filter(|_| tracking.is_owner_proven);
         state.tracked_fields.insert(key.clone(), tracking);
-        // The cache of children triggers the owner.
         let others = state.sets_in(&key.namespace);
         self.trigger
             .wake_all(others.filter(|set| Some(*set) != owner.as_ref()));
@@ -1467,6 +1467,28 @@ pub(super) mod tests {
         label("test");
         assert_eq!(fixture.names(), [""; 0]);
         assert_eq!(fixture.unlisted(), Unlisted::default());
+    }
+
+    /// Any client may write the annotation: without the label, the set is not the owner and yields to the `TrackedField`.
+    #[test]
+    fn only_a_proven_owner_is_left_to_the_cache_of_children() {
+        let fixture = Fixture::new(of_web());
+        let mut woken = fixture.woken();
+        let mut change = |name: &str, labels: Value| {
+            let annotations = json!({ "quartermaster.dev/owner": "ops/all" });
+            let target = json!({ "kind": "Deployment", "namespace": "shop", "name": "web" });
+            let field = json!({
+                "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField",
+                "metadata": { "namespace": "ops", "name": name, "annotations": annotations, "labels": labels },
+                "spec": { "target": target, "field": "replicas", "contactPoint": "hook" },
+            });
+            let field: TrackedField = serde_json::from_value(field).unwrap();
+            fixture.sets.on_tracked_field_applied(&field);
+            woken()
+        };
+        assert_eq!(change("named", json!({})), [set()]);
+        let owner_uid = json!({ "quartermaster.dev/owner-uid": "1" });
+        assert_eq!(change("owned", owner_uid), []);
     }
 
     /// A namespace and a resource are created from one file: both are new.
