@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use qm_api::contact_point::ChatId;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::semaphores::semaphore_of;
 
@@ -101,6 +101,16 @@ impl TokenLog {
     pub(crate) fn next_allowed(&self, key: &ChatKey, now: Instant) -> Instant {
         self.allowed_by_chat(key, now)
             .max(self.allowed_by_token(key, now))
+    }
+
+    /// Returns the rest of the pause that Telegram asked for.
+    fn pause_left(&self, key: &ChatKey, now: Instant) -> Option<Duration> {
+        let left = self
+            .chats
+            .get(key)?
+            .paused_until?
+            .saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
     }
 
     /// Returns the earliest instant, `now` or later, at which a request to `key` respects the limits of its chat.
@@ -209,11 +219,29 @@ impl TelegramRateLimiter {
     /// Waits until the limits allow one request of `namespace` to `key`, and records that request. The namespaces whose
     /// requests wait for the limit of a token take turns. A cancelled wait records nothing.
     pub async fn acquire(&self, key: &ChatKey, namespace: &str) {
+        while let Err(left) = self.acquire_unless_paused(key, namespace).await {
+            sleep(left).await;
+        }
+    }
+
+    /// Like [`acquire`](Self::acquire), but waits for no pause that Telegram asked for, which may take hours: returns
+    /// the rest of it.
+    pub async fn acquire_unless_paused(
+        &self,
+        key: &ChatKey,
+        namespace: &str,
+    ) -> Result<(), Duration> {
         loop {
             let now = Instant::now();
-            let at = self.lock().allowed_by_chat(key, now);
+            let at = {
+                let log = self.lock();
+                if let Some(left) = log.pause_left(key, now) {
+                    return Err(left);
+                }
+                log.allowed_by_chat(key, now)
+            };
             if at > now {
-                // The wait may take hours, so the request takes no turn yet.
+                // The request takes no turn yet.
                 sleep_until(at).await;
                 continue;
             }
@@ -229,7 +257,8 @@ impl TelegramRateLimiter {
             let (mut log, now) = (self.lock(), Instant::now());
             // Another request may have used the chat meanwhile.
             if log.next_allowed(key, now) <= now {
-                return log.record(key, now);
+                log.record(key, now);
+                return Ok(());
             }
         }
     }

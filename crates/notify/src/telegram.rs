@@ -126,7 +126,8 @@ pub(super) struct TelegramRequest<'a> {
 
 impl TelegramRequest<'_> {
     /// Sends `text`, which carries this many entries. If the chat became a supergroup, sends the message there
-    /// immediately.
+    /// immediately, unless the Bot API asked for a pause of the supergroup: its end is awaited outside the request,
+    /// where a new endpoint ends the wait.
     pub(super) async fn send(
         &self,
         chat: &TelegramChat,
@@ -137,7 +138,14 @@ impl TelegramRequest<'_> {
             SendMessageReply::Migrated(to) => {
                 let chat = chat.migrated(to);
                 // The supergroup has its own rate limit.
-                self.rate_limiter.acquire(&chat.key(), self.namespace).await;
+                let key = chat.key();
+                let acquired = self
+                    .rate_limiter
+                    .acquire_unless_paused(&key, self.namespace);
+                acquired.await.map_err(|left| SendError::Retry {
+                    message: format!("the Bot API asked for a pause of the supergroup {to}"),
+                    after: Some(left),
+                })?;
                 (self.post(&chat, text).await?, Some(to))
             }
             reply => (reply, None),
