@@ -44,7 +44,7 @@ pub struct SenderConfig {
     pub quote_private: bool,
     /// Timeout of one attempt, to the end of the response.
     pub attempt_timeout: Duration,
-    /// Upper limit of a webhook's `Retry-After`. Telegram's has none.
+    /// Upper limit of `Retry-After`. The `retry_after` of Telegram's answers has none.
     pub max_retry_after: Duration,
     /// Rate limits of each Telegram token.
     pub telegram_limits: TelegramLimits,
@@ -165,6 +165,7 @@ impl HttpSender {
             client,
             base: &self.telegram_api,
             timeout: self.attempt_timeout,
+            max_retry_after: self.max_retry_after,
             rate_limiter: &self.rate_limiter,
             namespace: content.namespace(),
             check_lease: &check_lease,

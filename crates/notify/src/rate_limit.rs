@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::semaphores::semaphore_of;
 
 /// Longest pause that is safe to add to an instant: a hundred years. `SenderConfig::max_retry_after` limits the pause
-/// that a webhook may ask for.
+/// that the header `Retry-After` may ask for.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_hours(100 * 365 * 24);
 
 /// Maximum number of requests in any window of this length.

@@ -118,6 +118,8 @@ pub(super) struct TelegramRequest<'a> {
     pub(super) client: &'a reqwest::Client,
     pub(super) base: &'a reqwest::Url,
     pub(super) timeout: Duration,
+    /// Upper limit of `Retry-After`, which a proxy may send.
+    pub(super) max_retry_after: Duration,
     pub(super) rate_limiter: &'a TelegramRateLimiter,
     /// Namespace of the contact point.
     pub(super) namespace: &'a str,
@@ -178,7 +180,8 @@ impl TelegramRequest<'_> {
             .await
             .map_err(|error| redactor.error(error, self.timeout, false))?;
         let status = response.status().as_u16();
-        let header = response::retry_after(&response, jiff::Timestamp::now());
+        let header = response::retry_after(&response, jiff::Timestamp::now())
+            .map(|after| after.min(self.max_retry_after));
         let body = response::body(&mut response).await;
         let reply = interpret(status, header, &body, &redactor);
         if let SendMessageReply::Failed(SendError::Retry {
