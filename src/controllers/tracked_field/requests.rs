@@ -84,7 +84,7 @@ pub(crate) const FAILED_LIST_PERIOD: Duration = Duration::from_secs(1);
 pub(crate) const MAX_SINGLE_READS: usize = 32;
 
 /// Maximum time for which reads of new `TrackedField`s are gathered for one list.
-const GATHER_MAX: Duration = Duration::from_secs(10);
+pub(super) const GATHER_MAX: Duration = Duration::from_secs(10);
 
 /// Time after the last creation of a `TrackedField` until the list begins.
 const GATHER_PAUSE: Duration = Duration::from_secs(1);
@@ -337,13 +337,17 @@ impl TargetRequests {
         unread > MAX_SINGLE_READS
     }
 
-    /// Waits until no more reads of a resource are gathered.
+    /// Waits until no more reads of a resource are gathered, but not for a further gathering, which may begin before
+    /// this wait notices the end of the first.
     pub(super) async fn gathered(&self, resource: &ResourceName) {
+        let mut latest = None;
         loop {
             let until = {
                 let mut state = self.state();
-                match state.gathering.get(resource) {
-                    Some(gathering) if gathering.until > Instant::now() => gathering.until,
+                let gathering = state.gathering.get(resource);
+                let until = gathering.map(|it| it.until.min(*latest.get_or_insert(it.latest)));
+                match until {
+                    Some(until) if until > Instant::now() => until,
                     _ => {
                         state.gathering.remove(resource);
                         return;

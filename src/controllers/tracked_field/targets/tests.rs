@@ -2,9 +2,11 @@
 
 use std::convert::Infallible;
 use std::future::ready;
+use std::pin::pin;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures::poll;
 use http::{Request, Response};
 use kube::Client;
 use kube::client::Body;
@@ -22,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::controllers::tracked_field::grants;
-use crate::controllers::tracked_field::requests::{Answered, PER_GROUP};
+use crate::controllers::tracked_field::requests::{Answered, GATHER_MAX, PER_GROUP};
 use crate::controllers::tracked_field::resolver::Resolver;
 use crate::controllers::tracked_field::tracker::Tracker;
 
@@ -485,6 +487,25 @@ async fn few_followers_are_woken_until_they_take_their_answers() {
         waited >= MAX_WAKE_PAUSE && waited < 3 * MAX_WAKE_PAUSE,
         "{waited:?}"
     );
+}
+
+/// The last gathering ends, and the next one begins before the list notices.
+#[tokio::test(start_paused = true)]
+async fn creations_without_a_pause_delay_a_list_by_one_gathering() {
+    let requests = TargetRequests::default();
+    let resource = ResourceName {
+        api_version: "apps/v1".into(),
+        plural: "deployments".into(),
+    };
+    requests.gather(&resource);
+    let start = Instant::now();
+    let mut gathered = pin!(requests.gathered(&resource));
+    assert!(poll!(gathered.as_mut()).is_pending());
+    while start.elapsed() < GATHER_MAX {
+        tokio::time::advance(Duration::from_millis(500)).await;
+        requests.gather(&resource);
+    }
+    assert!(poll!(gathered.as_mut()).is_ready());
 }
 
 #[test]
