@@ -517,7 +517,10 @@ impl<C: Controller> Reconciler<C> {
         let begun = is_news.then(|| self.begin_write(cx, outcome));
         let written = cx.try_write_status().await;
         let (is_due, renewal) = match (outcome.event, begun) {
-            (EventPolicy::Renew(period), _) => self.dedup.renew(&cx.key, outcome, period),
+            (EventPolicy::Renew(period), _) => {
+                let uid = cx.owner.uid();
+                self.dedup.renew(&cx.key, uid, outcome, period)
+            }
             (_, Some(begun)) => (self.end_write(cx, outcome, begun, &written), None),
             (_, None) => (false, None),
         };
@@ -978,6 +981,22 @@ mod tests {
         fixture.reconcile(stored("9", "B")).await.unwrap();
         fixture.write_status().await.unwrap();
         assert_eq!(fixture.next_event().await, "B");
+    }
+
+    /// The object is deleted and recreated while its status is written.
+    #[tokio::test(start_paused = true)]
+    async fn event_of_a_deleted_object_suppresses_none_of_the_next_one() {
+        let period = Duration::from_mins(30);
+        let results = [(); 2].map(|()| Ok(outcome("A").event(EventPolicy::Renew(period))));
+        let mut fixture = Fixture::start(404, results.into());
+        fixture.reconcile(widget("1", "7", None)).await.unwrap();
+        let key = ObjectKey::new("n", "w");
+        fixture.reconciler.forget(&key);
+        fixture.write_status().await.unwrap();
+        tokio::time::advance(Duration::from_mins(1)).await;
+        fixture.reconcile(widget("2", "8", None)).await.unwrap();
+        let renewal = fixture.write_status().await.unwrap();
+        assert_eq!(renewal, Some(period));
     }
 
     #[tokio::test]

@@ -28,8 +28,9 @@ struct Reported {
     ready_since: Option<Instant>,
     /// Reason and message of the last Event about a condition.
     last: Option<(String, String)>,
-    /// Last Event of [`EventPolicy::Renew`]: reason, message and time.
-    renewed: Option<(String, String, Instant)>,
+    /// Last Event of [`EventPolicy::Renew`]: the object's UID, reason, message and time. A write of a deleted object may
+    /// end after [`EventDedup::forget`], when another object has the name.
+    renewed: Option<(String, String, String, Instant)>,
 }
 
 impl EventDedup {
@@ -95,6 +96,7 @@ impl EventDedup {
     pub fn renew(
         &self,
         key: &ObjectKey,
+        uid: &str,
         outcome: &Outcome,
         period: Duration,
     ) -> (bool, Option<Duration>) {
@@ -108,8 +110,8 @@ impl EventDedup {
         }
         let last = &mut objects.entry(key.clone()).or_default().renewed;
         let left = match last {
-            Some((reason, message, at))
-                if *reason == outcome.reason && *message == outcome.message =>
+            Some((of, reason, message, at))
+                if *of == *uid && *reason == outcome.reason && *message == outcome.message =>
             {
                 period.saturating_sub(at.elapsed())
             }
@@ -119,7 +121,8 @@ impl EventDedup {
             return (false, Some(left));
         }
         let now = Instant::now();
-        *last = Some((outcome.reason.to_string(), outcome.message.clone(), now));
+        let reason = outcome.reason.to_string();
+        *last = Some((uid.to_owned(), reason, outcome.message.clone(), now));
         (true, Some(period))
     }
 
@@ -193,7 +196,7 @@ mod tests {
     async fn unchanged_outcome_is_reported_again_after_the_period() {
         let (dedup, key) = (EventDedup::default(), ObjectKey::new("shop", "web"));
         let (period, minute) = (Duration::from_mins(30), Duration::from_mins(1));
-        let renew = |outcome: &Outcome| dedup.renew(&key, outcome, period);
+        let renew = |outcome: &Outcome| dedup.renew(&key, "1", outcome, period);
         assert_eq!(renew(&crash()), (true, Some(period)));
         tokio::time::advance(minute).await;
         assert_eq!(
@@ -206,6 +209,8 @@ mod tests {
         assert_eq!(renew(&other), (true, Some(period)), "the period is over");
         assert_eq!(renew(&Outcome::ready("")), (false, None));
         assert_eq!(renew(&other), (true, Some(period)), "ready meanwhile");
+        let recreated = dedup.renew(&key, "2", &other, period);
+        assert_eq!(recreated, (true, Some(period)), "another object");
     }
 
     #[test]
