@@ -176,12 +176,14 @@ impl<K: Kind + Clone + Send + Sync + 'static> Index<K> for Cache<K> {
     /// have shown the deletion.
     fn apply(&self, mut object: K) -> bool {
         strip(&mut object);
-        let before = self.objects.get(&ObjectKey::of(&object));
-        let replaced = before.filter(|before| before.uid() != object.uid());
-        let object = self.objects.insert(object);
-        if let Some(replaced) = replaced {
+        let key = ObjectKey::of(&object);
+        let before = self.objects.get(&key);
+        if let Some(replaced) = before.filter(|before| before.uid() != object.uid()) {
+            // A reconcile of the new object must not begin before the old one is forgotten.
+            self.objects.remove(&key);
             self.notify(CacheChange::Deleted(replaced));
         }
+        let object = self.objects.insert(object);
         self.notify(CacheChange::Present(object));
         true
     }
@@ -466,6 +468,28 @@ mod tests {
         for expected in ["+x false", "+x true", "-x", "+x false", "+x true"] {
             assert_eq!(scene.changes.recv().await.unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn recreated_object_is_cached_once_the_former_one_is_forgotten() {
+        let objects = Objects::<Widget>::default();
+        let uids = Arc::<Mutex<Vec<Option<String>>>>::default();
+        let (cached, seen) = (objects.clone(), Arc::clone(&uids));
+        let on = move |_: CacheChange<Widget>, _: bool| {
+            let cached = cached.get(&ObjectKey::new("a", "x"));
+            let uid = cached.and_then(|object| object.uid());
+            seen.lock().unwrap().push(uid);
+        };
+        let state = watch::Sender::new(KindCacheState::syncing());
+        let (sync, probes) = (SyncState::default(), Probes::new());
+        let cache = Cache::new("widget", objects, sync, on, probes, state);
+        for uid in ["1", "2"] {
+            let mut object = object("a", "x");
+            object.metadata.uid = Some(uid.into());
+            cache.apply(object);
+        }
+        let expected = [Some("1".to_owned()), None, Some("2".to_owned())];
+        assert_eq!(*uids.lock().unwrap(), expected);
     }
 
     #[test]
