@@ -166,15 +166,23 @@ impl Elb {
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
+        let not_leading = || {
+            let message = "this replica no longer holds the lease";
+            AwsError::unsent(Class::Stale, "NotLeading", message)
+        };
         if !self.fence.is_open() {
-            return Err(AwsError::unsent(
-                Class::Stale,
-                "NotLeading",
-                "this replica no longer holds the lease",
-            ));
+            return Err(not_leading());
         }
         let span = traces::call(action.service(), action.name());
-        let answer = call.instrument(span.clone()).await.map_err(AwsError::from);
+        let guarded = self.fence.guard(call.instrument(span.clone()));
+        let Some(answer) = guarded.await else {
+            // AWS may have received the request.
+            return Err(AwsError {
+                had_no_effect: false,
+                ..not_leading()
+            });
+        };
+        let answer = answer.map_err(AwsError::from);
         if let Err(error) = &answer {
             traces::failed(&span, error.label());
         }
@@ -695,6 +703,10 @@ fn pairs(tags: &Tags) -> Vec<Tag> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use aws_sdk_elasticloadbalancingv2::operation::delete_load_balancer::DeleteLoadBalancerError;
+
     use super::*;
 
     /// With a region set, only the fence prevents the call.
@@ -710,5 +722,26 @@ mod tests {
             error.map(|error| (error.class, error.had_no_effect)),
             Some((Class::Stale, true))
         );
+    }
+
+    /// The SDK looks up credentials and connects before it sends the request.
+    #[tokio::test]
+    async fn call_ends_when_the_lease_is_lost() {
+        let fence = Fence::open();
+        let timings = AwsTimings::default();
+        let elb = Elb::new(fence.clone(), AwsMetrics::default(), &timings);
+        let sent = Cell::new(false);
+        let call = async {
+            fence.close();
+            tokio::task::yield_now().await;
+            sent.set(true);
+            Ok::<_, SdkError<DeleteLoadBalancerError, HttpResponse>>(())
+        };
+        let error = elb.send(AwsAction::DeleteLoadBalancer, call).await.err();
+        assert_eq!(
+            error.map(|error| (error.class, error.had_no_effect)),
+            Some((Class::Stale, false))
+        );
+        assert!(!sent.get());
     }
 }

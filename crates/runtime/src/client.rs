@@ -1,8 +1,6 @@
 //! Clients of the apiserver: one whose writes pass the fence, one without the fence, and one for commands.
 
 use std::error::Error;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -279,14 +277,13 @@ where
         let answer = self.inner.call(request);
         let answered = async move {
             let started = Instant::now();
-            let mut answer = pin!(answer);
-            // The lease may be lost while the connection is set up, so the fence is checked at every step.
-            let guarded = poll_fn(|context| match &fence {
-                Some(fence) if !fence.is_open() => {
-                    Poll::Ready(Err(RequestError::NotLeading.into()))
-                }
-                _ => answer.as_mut().poll(context),
-            });
+            let guarded = async {
+                let Some(fence) = &fence else {
+                    return answer.await;
+                };
+                let answer = fence.guard(answer).await;
+                answer.unwrap_or_else(|| Err(RequestError::NotLeading.into()))
+            };
             let result = match timeout(gate.timeout, guarded).await {
                 Ok(result) => result,
                 Err(_) => Err(RequestError::Timeout(gate.timeout).into()),

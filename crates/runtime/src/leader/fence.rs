@@ -1,8 +1,11 @@
 //! Fence that lets only the leader write.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -44,6 +47,20 @@ impl Fence {
     pub fn is_open(&self) -> bool {
         !self.0.closed.load(Ordering::Acquire)
             && self.nanos(Instant::now()) < self.0.until.load(Ordering::Acquire)
+    }
+
+    /// Makes a request while this process may write; returns `None` once it may not. The lease may be lost while the
+    /// connection is set up, so the fence is checked at every step.
+    pub async fn guard<T>(&self, request: impl Future<Output = T>) -> Option<T> {
+        let mut request = pin!(request);
+        poll_fn(|context| {
+            if self.is_open() {
+                request.as_mut().poll(context).map(Some)
+            } else {
+                Poll::Ready(None)
+            }
+        })
+        .await
     }
 
     /// Records a renewal of the lease by a request that began at `started`. The renewal is valid for `validity` from
