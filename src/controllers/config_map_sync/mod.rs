@@ -190,7 +190,12 @@ impl Controller for ConfigMapSyncs {
             .map(|(namespace, _)| ObjectKey::new(namespace, &plan.name))
             .collect();
         let maps = RawObject::api::<ConfigMap>(cx.client().clone(), &plan.source.namespace);
-        let read = match maps.get_opt(&plan.source.name).await {
+        let read = maps.get_opt(&plan.source.name).await;
+        let is_large = matches!(&read, Ok(Some(source)) if source.decoded_size() > LARGE);
+        if !is_large {
+            self.turns.leave(&cx.key);
+        }
+        let read = match read {
             Ok(Some(source)) => source,
             Ok(None) => return self.without_source(cx, &plan, &desired).await,
             Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -198,7 +203,6 @@ impl Controller for ConfigMapSyncs {
             }
             Err(error) => return Err(Error::api(UNREADABLE)(error)),
         };
-        let is_large = read.decoded_size() > LARGE;
         let turn = is_large.then(|| self.turns.take(&cx.key));
         if let Some(None) = turn {
             return Ok(Outcome::unchanged().requeue(Requeue::InFlight(TURN_RETRY)));
@@ -275,12 +279,17 @@ impl Controller for ConfigMapSyncs {
         // A sync that is being deleted copies nothing, and the admission policy does not check changes of its spec.
         let is_deleted = sync.metadata.deletion_timestamp.is_some();
         let plan = self.plan(sync).ok().filter(|_| !is_deleted);
-        self.index.follow(&ObjectKey::of(sync.as_ref()), sync, plan);
+        let key = ObjectKey::of(sync.as_ref());
+        if plan.is_none() || sync.spec.suspend.unwrap_or_default() {
+            self.turns.leave(&key);
+        }
+        self.index.follow(&key, sync, plan);
     }
 
     fn forget(&self, key: &ObjectKey) {
         self.index.forget(key);
         self.lists.forget(key);
+        self.turns.leave(key);
         self.unrecorded
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -17,6 +17,8 @@ struct TurnsState {
     is_taken: bool,
     /// Syncs that wait, the longest first.
     waiting: VecDeque<ObjectKey>,
+    /// Sync that was woken for its turn and has not taken it yet.
+    next: Option<ObjectKey>,
     /// Sync that has had its turn and must let the next one go first. A source that changes all the time would otherwise
     /// always be first.
     yields: Option<ObjectKey>,
@@ -47,12 +49,29 @@ impl Turns {
             return None;
         }
         state.is_taken = true;
-        state.yields = None;
+        (state.next, state.yields) = (None, None);
         state.waiting.retain(|waiting| waiting != sync);
         Some(Turn {
             turns: self,
             sync: sync.clone(),
         })
+    }
+
+    /// Records that a sync needs no turn: if it was woken for one, the next sync is woken.
+    pub(super) fn leave(&self, sync: &ObjectKey) {
+        let mut state = self.lock();
+        state.waiting.retain(|waiting| waiting != sync);
+        if state.next.as_ref() == Some(sync) {
+            self.wake_next(&mut state);
+        }
+    }
+
+    fn wake_next(&self, state: &mut TurnsState) {
+        state.next = state.waiting.pop_front();
+        match &state.next {
+            Some(next) => self.trigger.wake(next),
+            None => state.yields = None,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, TurnsState> {
@@ -64,10 +83,8 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.lock();
         state.is_taken = false;
-        if let Some(next) = state.waiting.pop_front() {
-            state.yields = Some(self.sync.clone());
-            self.turns.trigger.wake(&next);
-        }
+        state.yields = Some(self.sync.clone());
+        self.turns.wake_next(&mut state);
     }
 }
 
@@ -99,5 +116,26 @@ mod tests {
         drop(turns.take(&first));
         assert!(turns.take(&first).is_some());
         assert!(woken.try_recv().is_err());
+    }
+
+    #[test]
+    fn turn_that_its_sync_does_not_need_passes_on() {
+        let trigger = Trigger::default();
+        let mut woken = trigger.open();
+        let turns = Turns::new(trigger);
+        let [first, second, third] =
+            ["first", "second", "third"].map(|name| ObjectKey::new("shop", name));
+        let turn = turns.take(&first);
+        for waiting in [&second, &third] {
+            assert!(turns.take(waiting).is_none());
+        }
+        drop(turn);
+        assert_eq!(woken.try_recv(), Ok(second.clone()));
+        turns.leave(&first);
+        assert!(woken.try_recv().is_err(), "the second may still come");
+        turns.leave(&second);
+        assert_eq!(woken.try_recv(), Ok(third.clone()));
+        turns.leave(&third);
+        assert!(turns.take(&first).is_some(), "no sync waits");
     }
 }
