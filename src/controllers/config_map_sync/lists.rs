@@ -159,8 +159,19 @@ impl CopyLists {
     /// Forgets a deleted sync.
     pub(super) fn forget(&self, sync: &ObjectKey) {
         let mut state = self.state();
-        state.waiting.remove(sync);
+        let has_waited = state.waiting.remove(sync).is_some();
         state.listed.remove(sync);
+        // The sync may have been woken to begin the next list.
+        if has_waited && !state.is_listing {
+            self.wake_next(&state);
+        }
+    }
+
+    /// Triggers a reconcile of a sync that waits.
+    fn wake_next(&self, state: &CopyListsState) {
+        if let Some(next) = state.waiting.keys().next() {
+            self.trigger.wake(next);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, CopyListsState> {
@@ -172,9 +183,7 @@ impl Drop for RunningLists<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.is_listing = false;
-        if let Some(next) = state.waiting.keys().next() {
-            self.0.trigger.wake(next);
-        }
+        self.0.wake_next(&state);
     }
 }
 
@@ -320,5 +329,21 @@ mod tests {
         assert_eq!(listed.forbidden, forbidden);
         assert_eq!(listed.copies, copies(&third, &["a"]));
         assert!(fixture.woken.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn deleted_sync_that_was_to_list_lets_the_next_one_list() {
+        let mut fixture = Fixture::new();
+        let (first, deleted, last) = (sync(1), sync(2), sync(3));
+        {
+            let mut dropped = pin!(fixture.list(&first));
+            assert!(poll!(dropped.as_mut()).is_pending());
+            for waiting in [&deleted, &last] {
+                assert_eq!(fixture.list(waiting).await.unwrap(), None);
+            }
+        }
+        assert_eq!(fixture.woken.try_recv(), Ok(deleted.clone()));
+        fixture.lists.forget(&deleted);
+        assert_eq!(fixture.woken.try_recv(), Ok(last));
     }
 }
