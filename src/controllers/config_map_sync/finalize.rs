@@ -7,6 +7,7 @@ use qm_runtime::ObjectKey;
 use qm_runtime::controller::Context;
 use qm_runtime::error::{Error, FORBIDDEN, Result};
 use qm_runtime::outcome::{Outcome, Requeue};
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::lists::ListedCopies;
@@ -19,6 +20,7 @@ impl ConfigMapSyncs {
         &self,
         cx: &mut Context<ConfigMapSync>,
     ) -> Result<Option<Outcome>> {
+        let started = Instant::now();
         let listed = self.list_copies(cx).await;
         let listed = listed.map_err(Error::api("the copies could not be listed"))?;
         let Some((copies, forbidden)) = listed else {
@@ -30,7 +32,7 @@ impl ConfigMapSyncs {
             has_written,
             problems,
             error,
-        } = CopyTotals::of(self.delete_or_orphan(cx, copies).await);
+        } = CopyTotals::of(self.delete_or_orphan(cx, copies, started).await);
         self.record_writes(cx, has_written);
         if let Some(first) = problems.into_iter().next() {
             let CopyProblem {

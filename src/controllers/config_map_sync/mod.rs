@@ -83,10 +83,6 @@ const MAX_CONCURRENT_WRITES: usize = 16;
 const MAX_COPIES_IN_MEMORY: usize = 6;
 /// Maximum time of the requests of one copy. An admission webhook may take 30 s, and must not block other copies.
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time of the writes of all copies in one reconcile, and that of the removals after them. The runtime drops a
-/// reconcile after a minute.
-const WRITES_TIMEOUT: Duration = Duration::from_secs(40);
-const REMOVALS_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time after which a sync that waits for its turn or for lists tries again, if the sync that is next is deleted.
 const TURN_RETRY: Duration = Duration::from_secs(30);
 
@@ -97,6 +93,9 @@ pub(crate) struct ConfigMapSyncs {
     /// True if copies may go to the namespaces of Kubernetes itself.
     allow_protected: bool,
     no_cross_namespace_refs: bool,
+    /// Time after which the runtime drops a reconcile, and the results of its writes with it. The writes of all copies end
+    /// after two thirds of this time, and the removals that follow them shortly before its end.
+    timeout: Duration,
     index: Arc<SyncIndex>,
     copies: Children<ConfigMap, ()>,
     lists: CopyLists,
@@ -147,6 +146,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             lists: CopyLists::new(manager.scope.clone(), setup.trigger.clone()),
             allow_protected: config.allow_protected_destinations,
             no_cross_namespace_refs: config.no_cross_namespace_refs,
+            timeout: config.timings.reconcile_timeout,
             index,
             copies,
             copy_permits: Semaphore::new(MAX_COPIES_IN_MEMORY),
@@ -163,6 +163,7 @@ impl Controller for ConfigMapSyncs {
     const FIELD_MANAGER: &'static str = copy::FIELD_MANAGER;
 
     async fn reconcile(&self, cx: &mut Context<ConfigMapSync>) -> Result<Outcome> {
+        let started = Instant::now();
         let plan = match self.plan(&cx.object) {
             Ok(plan) => plan,
             Err(error) => {
@@ -197,7 +198,7 @@ impl Controller for ConfigMapSyncs {
         }
         let read = match read {
             Ok(Some(source)) => source,
-            Ok(None) => return self.without_source(cx, &plan, &desired).await,
+            Ok(None) => return self.without_source(cx, &plan, &desired, started).await,
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 return Ok(blocked(cx, FORBIDDEN, status.message.clone()));
             }
@@ -212,7 +213,7 @@ impl Controller for ConfigMapSyncs {
             decoded.map_err(|error| Error::api(UNREADABLE)(kube::Error::SerdeError(error)))?;
         drop(read);
         source.metadata.managed_fields = None;
-        let deadline = Instant::now() + WRITES_TIMEOUT;
+        let deadline = started + self.timeout * 2 / 3;
         let digest = copy::digest(&source, &cx.object.spec, &cx.owner);
         let destinations = destinations
             .into_iter()
@@ -236,7 +237,7 @@ impl Controller for ConfigMapSyncs {
             .map(|(copy, _)| copy.clone())
             .collect();
         let owned = self.copies.owned_keys(cx);
-        let removals = self.remove_undesired(cx, &plan, owned, &desired, &matching);
+        let removals = self.remove_undesired(cx, &plan, owned, &desired, &matching, started);
         let (removed, kept) = removals.await;
         results.extend(removed);
         let CopyTotals {
@@ -315,6 +316,7 @@ impl ConfigMapSyncs {
         cx: &mut Context<ConfigMapSync>,
         plan: &CopyPlan,
         desired: &BTreeSet<ObjectKey>,
+        started: Instant,
     ) -> Result<Outcome> {
         let ObjectKey { namespace, name } = &plan.source;
         let message = if self.index.lacks_source_namespace(plan) {
@@ -331,7 +333,7 @@ impl ConfigMapSyncs {
         let owned = self.copies.owned_keys(cx);
         let existing = owned.iter().filter(|copy| desired.contains(copy));
         let existing = existing.cloned().collect();
-        let removals = self.remove_undesired(cx, plan, owned, desired, &existing);
+        let removals = self.remove_undesired(cx, plan, owned, desired, &existing, started);
         let (removed, _) = removals.await;
         let CopyTotals {
             has_written,
@@ -352,26 +354,29 @@ impl ConfigMapSyncs {
         owned: Vec<ObjectKey>,
         desired: &BTreeSet<ObjectKey>,
         existing: &BTreeSet<ObjectKey>,
+        started: Instant,
     ) -> (Vec<(ObjectKey, Result<bool>)>, usize) {
         let undesired = owned
             .into_iter()
             .filter(|copy| !desired.contains(copy) && !plan.withholds(&copy.namespace));
         let (kept, removed): (Vec<_>, Vec<_>) =
             undesired.partition(|copy| plan::must_stay(copy, desired, existing));
-        (self.delete_or_orphan(cx, removed).await, kept.len())
+        let removed = self.delete_or_orphan(cx, removed, started).await;
+        (removed, kept.len())
     }
 
     /// Deletes these copies, or removes the ownership of those that stay: a former copy that is now the source stays, too.
-    /// A copy that fails does not block the others.
+    /// A copy that fails does not block the others. `started`: start of the reconcile.
     async fn delete_or_orphan(
         &self,
         cx: &Context<ConfigMapSync>,
         copies: impl IntoIterator<Item = ObjectKey>,
+        started: Instant,
     ) -> Vec<(ObjectKey, Result<bool>)> {
         let spec = &cx.object.spec;
         let source = ObjectKey::new(&spec.source_namespace, &spec.config_map_name);
         let stays = |copy: &ObjectKey| spec.orphans() || *copy == source;
-        let deadline = Instant::now() + REMOVALS_TIMEOUT;
+        let deadline = started + self.timeout * 11 / 12;
         let copies = self.slow_last(&cx.key, copies.into_iter().collect(), |copy| copy);
         let removed = copies.into_iter().map(|copy| async move {
             let requests = async {

@@ -41,6 +41,28 @@ async fn hanging_destinations_block_no_other() {
     assert!(message.contains("1 of 17 copies match"), "{message}");
 }
 
+/// The writes end before the runtime drops the reconcile, although the apiserver answers the read of the source late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hanging_destination_is_reported_after_a_slow_read_of_the_source() {
+    let shop = Shop::shared("slow-source").await;
+    let destination = shop.open("a", json!({})).await;
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let maps =
+        |matching: Match, namespace: &str| matching.resource("configmaps").namespace(namespace);
+    let reads = maps(Match::verb(Verb::Get), &shop.bed.namespace);
+    proxy.inject(reads, Times::Always, Fault::Delay(Duration::from_secs(5)));
+    let writes = maps(Match::writes(), &destination);
+    proxy.inject(writes, Times::Always, Fault::Hang);
+    let settings = shop.serving(&["a"]).kubeconfig(file);
+    let settings = settings.flag("--reconcile-timeout=12s");
+    let _operator = Operator::start(&shop.bed, settings).await;
+    let data = json!({ "data": { "a": "1" } });
+    shop.map(&shop.bed.namespace, "settings", data).await;
+    shop.sync("s", json!({ "destinationNamespaces": [destination] }))
+        .await;
+    shop.reads("s", "WriteFailed").await;
+}
+
 #[tokio::test]
 async fn quota_in_one_namespace_blocks_no_other() {
     let shop = Shop::shared("quota").await;
