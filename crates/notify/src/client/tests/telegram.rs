@@ -238,7 +238,8 @@ async fn rate_limit_of_the_supergroup_applies_after_a_migration() {
     let waited = tokio::time::timeout(2 * window, sender.acquire(&chat(TO), "team")).await;
     assert!(waited.is_err(), "the chat asked for a pause");
     // The queue waits for the end of the pause, not the request.
-    let sent = sender.send(&chat(-7), TEST, false);
+    let former = chat(-7);
+    let sent = sender.send(&former, TEST, false);
     let sent = tokio::time::timeout(Duration::from_secs(30), sent).await;
     let left = after(&sent.unwrap()).unwrap();
     assert!(left > Duration::from_hours(24), "{left:?}");
