@@ -93,8 +93,8 @@ pub(crate) struct ConfigMapSyncs {
     /// True if copies may go to the namespaces of Kubernetes itself.
     allow_protected: bool,
     no_cross_namespace_refs: bool,
-    /// Time after which the runtime drops a reconcile, and the results of its writes with it. The writes of all copies end
-    /// after two thirds of this time, and the removals that follow them shortly before its end.
+    /// Time after which the runtime drops a reconcile, and the results of its writes with it. The writes of all copies
+    /// end after two thirds of this time, and the removals that follow them shortly before its end.
     timeout: Duration,
     index: Arc<SyncIndex>,
     copies: Children<ConfigMap, ()>,
