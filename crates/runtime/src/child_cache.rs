@@ -1,7 +1,7 @@
 //! Cache of watched children that are not stored whole: whether each matches its desired state, and a summary for the
 //! owner's status.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,8 +30,11 @@ pub struct ChildCache<S> {
 struct CacheState<S> {
     /// Boxed: many slots of a large tree are empty.
     known: BTreeMap<ObjectKey, Box<CacheEntry<S>>>,
-    /// The keys of `known` by the key and by the UID of the owner that the child names.
-    by_owner: BTreeSet<(OwnerId, ObjectKey)>,
+    /// The keys of `known` by the UID of the owner.
+    by_owner_uid: BTreeSet<(Arc<str>, ObjectKey)>,
+    /// The UIDs of the owners of each key, with the number of children that name both. An owner that was created again
+    /// has several.
+    owner_uids: BTreeMap<(ObjectKey, Arc<str>), usize>,
     /// Names for which a read found no owned child.
     absent: HashSet<ObjectKey>,
     /// Children that another client deleted, until they are created again.
@@ -43,13 +46,6 @@ struct CacheState<S> {
     /// Number of children that searches visited.
     #[cfg(test)]
     visits: std::cell::Cell<usize>,
-}
-
-/// Key or UID of an owner.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum OwnerId {
-    Key(ObjectKey),
-    Uid(Arc<str>),
 }
 
 struct CacheEntry<S> {
@@ -113,12 +109,6 @@ impl<S> KnownChild<S> {
         }
     }
 
-    fn owner_ids(&self) -> impl Iterator<Item = OwnerId> {
-        let key = self.owner.clone().map(OwnerId::Key);
-        let uid = OwnerId::Uid(Arc::clone(&self.owner_uid));
-        key.into_iter().chain([uid])
-    }
-
     /// Returns the metadata that pins a write to this version of the child.
     pub(crate) fn pinned(&self, key: &ObjectKey) -> ObjectMeta {
         ObjectMeta {
@@ -153,7 +143,8 @@ impl<S: Clone + PartialEq> ChildCache<S> {
     pub fn new(trust: Duration) -> Self {
         let state = Mutex::new(CacheState {
             known: BTreeMap::new(),
-            by_owner: BTreeSet::new(),
+            by_owner_uid: BTreeSet::new(),
+            owner_uids: BTreeMap::new(),
             absent: HashSet::new(),
             external_deletions: HashSet::new(),
             deleting: HashMap::new(),
@@ -216,12 +207,20 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         mut visit: impl FnMut(&ObjectKey, &KnownChild<S>),
     ) {
         let state = self.state();
-        for (key, child) in state.naming(OwnerId::Uid(shared::text(uid))) {
+        let uid = shared::text(uid);
+        for (key, child) in state.of_owner_uid(Arc::clone(&uid)) {
             visit(key, child);
         }
-        for (key, child) in state.naming(OwnerId::Key(owner.clone())) {
-            if *child.owner_uid != *uid {
-                visit(key, child);
+        let uids = state.owner_uids.range((owner.clone(), "".into())..);
+        let uids = uids.map(|(named, _)| named);
+        for (_, other) in uids.take_while(|(named, _)| named == owner) {
+            if *other != uid {
+                let children = state.of_owner_uid(Arc::clone(other));
+                for (key, child) in
+                    children.filter(|(_, child)| child.owner.as_ref() == Some(owner))
+                {
+                    visit(key, child);
+                }
             }
         }
     }
@@ -446,9 +445,12 @@ impl<S: Clone + PartialEq> ChildCache<S> {
 impl<S> CacheState<S> {
     fn insert(&mut self, key: ObjectKey, known: KnownChild<S>, confirmed: Option<Confirmed>) {
         self.remove(&key);
-        let owners = known.owner_ids();
-        self.by_owner
-            .extend(owners.map(|owner| (owner, key.clone())));
+        let uid = &known.owner_uid;
+        self.by_owner_uid.insert((Arc::clone(uid), key.clone()));
+        if let Some(owner) = &known.owner {
+            let children = self.owner_uids.entry((owner.clone(), Arc::clone(uid)));
+            *children.or_default() += 1;
+        }
         let entry = CacheEntry {
             known,
             confirmed,
@@ -459,18 +461,25 @@ impl<S> CacheState<S> {
 
     fn remove(&mut self, key: &ObjectKey) -> Option<CacheEntry<S>> {
         let entry = self.known.remove(key)?;
-        for owner in entry.known.owner_ids() {
-            self.by_owner.remove(&(owner, key.clone()));
+        let uid = &entry.known.owner_uid;
+        self.by_owner_uid.remove(&(Arc::clone(uid), key.clone()));
+        if let Some(owner) = &entry.known.owner
+            && let btree_map::Entry::Occupied(mut children) =
+                self.owner_uids.entry((owner.clone(), Arc::clone(uid)))
+        {
+            *children.get_mut() -= 1;
+            if *children.get() == 0 {
+                children.remove();
+            }
         }
         Some(*entry)
     }
 
-    /// Returns the children that name this owner.
-    fn naming(&self, owner: OwnerId) -> impl Iterator<Item = (&ObjectKey, &KnownChild<S>)> {
-        let first = (owner.clone(), ObjectKey::new("", ""));
-        self.by_owner
+    fn of_owner_uid(&self, uid: Arc<str>) -> impl Iterator<Item = (&ObjectKey, &KnownChild<S>)> {
+        let first = (Arc::clone(&uid), ObjectKey::new("", ""));
+        self.by_owner_uid
             .range(first..)
-            .take_while(move |(of, _)| *of == owner)
+            .take_while(move |(of, _)| *of == uid)
             .filter_map(move |(_, key)| {
                 #[cfg(test)]
                 self.visits.set(self.visits.get() + 1);
