@@ -174,8 +174,9 @@ impl Elb {
             return Err(not_leading());
         }
         let span = traces::call(action.service(), action.name());
-        let guarded = self.fence.guard(call.instrument(span.clone()));
-        let Some(answer) = guarded.await else {
+        // Boxed: calls of the SDK are large futures.
+        let call = Box::pin(call.instrument(span.clone()));
+        let Some(answer) = self.fence.guard(call).await else {
             // AWS may have received the request.
             return Err(AwsError {
                 had_no_effect: false,
