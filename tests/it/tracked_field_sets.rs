@@ -322,6 +322,23 @@ async fn child_of_a_deleted_resource_reports_that_and_leaves() {
     );
 }
 
+/// Nothing but the change of the ContactPoint's status wakes the set.
+#[tokio::test]
+async fn set_reports_the_failure_and_the_recovery_of_its_receiver() {
+    let bed = Bed::shared("sets-outage").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.set("all", replicas(json!({}))).await;
+    bed.set_reads("all", "Ready").await;
+    receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
+    bed.scale("web", 2).await;
+    bed.set_reads("all", "DeliveryFailing").await;
+    receiver.always(Reply::ok());
+    bed.set_reads("all", "Ready").await;
+}
+
 #[tokio::test]
 async fn hand_made_tracked_field_and_the_older_set_win() {
     let bed = Bed::shared("sets-cover").await;

@@ -160,7 +160,11 @@ impl<T: Transport> ContactPoints<T> {
 /// Returns whether a change of a contact point concerns its dependents. A change of labels, annotations or other parts
 /// of the status does not: each dependent that is woken renders its template again.
 fn concerns_dependents(before: &ContactPoint, now: &ContactPoint) -> bool {
-    before.spec != now.spec || of_point(before) != of_point(now)
+    let is_unavailable =
+        |point: &ContactPoint| point.status.as_ref().is_some_and(status::is_unavailable);
+    before.spec != now.spec
+        || of_point(before) != of_point(now)
+        || is_unavailable(before) != is_unavailable(now)
 }
 
 /// Returns the `TrackedField`s that a change of the contact point `key` concerns: those that send to it and, if
@@ -387,7 +391,8 @@ mod tests {
     #[case::label(json!({ "metadata": { "labels": { "a": "b" }, "resourceVersion": "2" } }), false)]
     #[case::annotation(json!({ "metadata": { "annotations": { TEST_AT: "now" } } }), false)]
     #[case::accepted_test(json!({ "status": { "testsAccepted": 2 } }), false)]
-    #[case::message_while_ready(json!({ "status": { "conditions": ready("True", "messages wait") } }), false)]
+    #[case::message_while_ready(json!({ "status": { "conditions": ready("True", "migrated") } }), false)]
+    #[case::unavailable(json!({ "status": { "conditions": ready("True", status::UNAVAILABLE) } }), true)]
     #[case::spec(json!({ "spec": { "footer": "new" } }), true)]
     #[case::suspended(json!({ "spec": { "suspend": true } }), true)]
     #[case::not_ready(json!({ "status": { "ready": false } }), true)]
@@ -409,6 +414,7 @@ mod tests {
         let [before, after]: [ContactPoint; 2] =
             [before, after].map(|point| from_value(point).unwrap());
         assert_eq!(concerns_dependents(&before, &after), expected);
+        assert_eq!(concerns_dependents(&after, &before), expected, "reverted");
     }
 
     fn ready(status: &str, message: &str) -> Value {

@@ -65,6 +65,11 @@ pub(crate) fn has_no_readiness(status: &ContactPointStatus) -> bool {
     !status.ready && conditions::get(&status.conditions, READY).is_none()
 }
 
+/// Returns whether messages wait for a receiver that is unavailable, which sets and `TrackedField`s report.
+pub(super) fn is_unavailable(status: &ContactPointStatus) -> bool {
+    conditions::get(&status.conditions, READY).is_some_and(|ready| ready.message == UNAVAILABLE)
+}
+
 /// Fills the draft of a status and returns the outcome for the receiver's last answer. `is_failing`: messages have
 /// failed more than once in a row.
 pub fn answered(
@@ -120,7 +125,7 @@ pub(crate) fn set_requested_test(status: &mut ContactPointStatus, test: Requeste
 }
 
 /// Message of a tested contact point whose receiver is unavailable.
-const UNAVAILABLE: &str =
+pub(super) const UNAVAILABLE: &str =
     "the receiver does not accept messages at the moment: they wait, and the operator retries";
 
 fn ready(migrated: Option<i64>) -> Outcome {
