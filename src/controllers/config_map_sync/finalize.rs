@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::lists::ListedCopies;
 use super::status::CopyProblem;
-use super::{ConfigMapSyncs, CopyTotals, TURN_RETRY, blocked, with_error};
+use super::{ConfigMapSyncs, CopyTotals, TURN_RETRY, blocked, has_lasting, with_error};
 
 impl ConfigMapSyncs {
     /// Deletes or orphans all copies. Returns `None` once the sync owns none.
@@ -34,6 +34,7 @@ impl ConfigMapSyncs {
             error,
         } = CopyTotals::of(self.delete_or_orphan(cx, copies, started).await);
         self.record_writes(cx, has_written);
+        let is_reported = cx.is_failing || has_lasting(&problems);
         if let Some(first) = problems.into_iter().next() {
             let CopyProblem {
                 namespace,
@@ -42,7 +43,7 @@ impl ConfigMapSyncs {
             } = first;
             let message = format!("the copy in {namespace} cannot be deleted: {message}");
             let outcome = blocked(cx, reason, message);
-            return with_error(cx.is_failing, outcome, true, error).map(Some);
+            return with_error(is_reported, outcome, true, error).map(Some);
         }
         Ok(forbidden.map(|message| blocked(cx, FORBIDDEN, message)))
     }

@@ -262,7 +262,8 @@ impl Controller for ConfigMapSyncs {
         };
         self.record_writes(cx, has_written);
         let outcome = status::outcome(&mut cx.status, &summary, whole_seconds(Timestamp::now()));
-        with_error(cx.is_failing, outcome, is_polled, error)
+        let is_reported = cx.is_failing || has_lasting(&summary.problems);
+        with_error(is_reported, outcome, is_polled, error)
     }
 
     async fn finalize(&self, cx: &mut Context<ConfigMapSync>) -> Result<Option<Outcome>> {
@@ -342,7 +343,7 @@ impl ConfigMapSyncs {
         } = CopyTotals::of(removed);
         self.record_writes(cx, has_written);
         let outcome = blocked(cx, SOURCE_NOT_FOUND, message);
-        with_error(cx.is_failing, outcome, !problems.is_empty(), error)
+        with_error(true, outcome, !problems.is_empty(), error)
     }
 
     /// Deletes or orphans the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns
@@ -564,16 +565,21 @@ fn blocked(
     }
 }
 
-/// Ends a reconcile with an outcome, and the error that is retried. With an error, only a sync that `is_failing`
-/// already reports the outcome: a single failed request is not reported.
+/// Returns whether there is a problem besides the requests that are retried.
+fn has_lasting(problems: &[CopyProblem]) -> bool {
+    problems.iter().any(|it| it.reason != WRITE_FAILED)
+}
+
+/// Ends a reconcile with an outcome, and the error that is retried. With an error, the outcome `is_reported` only if the
+/// sync was failing already, or has more to report: a single failed request is not reported.
 fn with_error(
-    is_failing: bool,
+    is_reported: bool,
     outcome: Outcome,
     is_polled: bool,
     error: Option<Error>,
 ) -> Result<Outcome> {
     match error {
-        Some(error) if is_failing => Err(error.with_outcome(outcome)),
+        Some(error) if is_reported => Err(error.with_outcome(outcome)),
         Some(error) => Err(error),
         None if is_polled => Ok(outcome.requeue(Requeue::Poll)),
         None => Ok(outcome),
@@ -610,5 +616,16 @@ mod tests {
         let error = with_error(is_failing, outcome, false, totals.error).unwrap_err();
         let has_outcome = matches!(error, Error::WithOutcome { .. });
         assert_eq!((has_outcome, error.is_stale()), (is_reported, false));
+    }
+
+    /// Another client may change one copy at each attempt.
+    #[test]
+    fn lasting_conflict_of_one_copy_hides_no_problem_of_another() {
+        let rejected = Error::other(Class::Terminal, "Forbidden", "denied");
+        let results = [("a", conflict()), ("b", rejected)];
+        let results = results.map(|(name, error)| (ObjectKey::new("shop", name), Err(error)));
+        let totals = CopyTotals::of(results.into());
+        assert!(has_lasting(&totals.problems));
+        assert!(!has_lasting(&totals.problems[..1]));
     }
 }
