@@ -58,8 +58,8 @@ struct IndexState {
     tracked_fields: BTreeMap<ObjectKey, Tracking>,
     /// Running lists by resource and listed namespace.
     lists: HashMap<ListKey, RunningList>,
-    /// The last failure of each list that has not succeeded since.
-    failed_lists: HashMap<ListKey, (Instant, String)>,
+    /// The last failure of each list, with its label selector, that has not succeeded since.
+    failed_lists: HashMap<(ListKey, Option<String>), (Instant, String)>,
     /// The keys of `tracked_fields` by identity.
     identities: BTreeSet<(Identity, ObjectKey)>,
 }
@@ -283,12 +283,6 @@ impl SetIndex {
             }
             return Ok(ListStep::Wait);
         };
-        if let Some((at, message)) = state.failed_lists.get(&key)
-            && at.elapsed() < FAILED_LIST_PERIOD
-        {
-            let message = message.clone();
-            return Err(Error::other(Class::Transient, WRITE_FAILED, message));
-        }
         let own_labels = selected.selection.list_params().label_selector;
         let concerned = state.sets_shown_by(&key);
         let needing = concerned
@@ -302,6 +296,13 @@ impl SetIndex {
         let are_few = selectors.len() <= MAX_LABELLED_LISTS;
         let are_labelled = needing.iter().all(|(_, labels)| labels.is_some());
         let labels = own_labels.filter(|_| are_few && are_labelled);
+        let failed = state.failed_lists.get(&(key.clone(), labels.clone()));
+        if let Some((at, message)) = failed
+            && at.elapsed() < FAILED_LIST_PERIOD
+        {
+            let message = message.clone();
+            return Err(Error::other(Class::Transient, WRITE_FAILED, message));
+        }
         for (set, its_labels) in &needing {
             if (labels.is_none() || *its_labels == labels)
                 && let Some(selected) = state.sets.get_mut(set)
@@ -719,7 +720,9 @@ impl SharedList<'_> {
     /// resources meanwhile, or has begun a list.
     pub(super) fn complete(&self) {
         let mut state = self.index.state();
-        state.failed_lists.remove(&self.key);
+        state
+            .failed_lists
+            .remove(&(self.key.clone(), self.labels.clone()));
         let list = state.lists.get(&self.key);
         if list.is_none_or(|list| list.shown.is_none()) {
             return;
@@ -745,7 +748,7 @@ impl SharedList<'_> {
         if failed_lists.len() == failed_lists.capacity() {
             failed_lists.retain(|_, (at, _)| at.elapsed() < FAILED_LIST_PERIOD);
         }
-        failed_lists.insert(self.key.clone(), failure);
+        failed_lists.insert((self.key.clone(), self.labels.clone()), failure);
     }
 }
 
@@ -987,7 +990,7 @@ impl Sets for SetIndex {
     fn forget_watch(&self, resource: &ResourceName) {
         let mut state = self.state();
         state.watches.retain(|(of, _), _| of != resource);
-        state.failed_lists.retain(|(of, _), _| of != resource);
+        state.failed_lists.retain(|((of, _), _), _| of != resource);
     }
 
     fn owner(&self, field: &ObjectKey) -> Option<ObjectKey> {

@@ -240,7 +240,10 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             return Ok(self.listing(cx, &resource, cx.owner.is_observed()));
         }
         if !list::list(&self.index, &self.targets.client, &resolved, &cx.key).await? {
-            // A list that another reconcile has begun mostly ends soon.
+            // The end of the list of another reconcile triggers this one. Until then, a set keeps the status of its spec.
+            if cx.owner.is_observed() {
+                return Ok(Outcome::unchanged().requeue(Requeue::InFlight(status::LISTING_GRACE)));
+            }
             return Ok(self.listing(cx, &resource, true));
         }
         self.children.synced().await;

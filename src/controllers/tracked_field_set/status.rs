@@ -39,7 +39,7 @@ pub(crate) const TOO_MANY_TARGETS: &str = "TooManyTargets";
 pub const TRACKED_FIELDS_NOT_SERVED: &str = "TrackedFieldsNotServed";
 
 /// Time for which the status of a set stays while its resources are listed.
-const LISTING_GRACE: Duration = Duration::from_secs(10);
+pub(super) const LISTING_GRACE: Duration = Duration::from_secs(10);
 
 pub const REASONS: [&str; 27] = [
     READY,
