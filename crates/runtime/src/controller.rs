@@ -376,6 +376,8 @@ pub(super) struct Reconciler<C: Controller> {
     failing: Mutex<HashSet<ObjectKey>>,
     /// Last write of each object's status, while its Event is not emitted.
     unanswered: Mutex<HashMap<ObjectKey, UnansweredWrite<C::Kind>>>,
+    /// Held while a change of the cache is handled, so that no runner forgets an object that is recreated meanwhile.
+    changing: Mutex<()>,
 }
 
 impl<C: Controller> Reconciler<C> {
@@ -387,7 +389,24 @@ impl<C: Controller> Reconciler<C> {
             dedup: EventDedup::default(),
             failing: Mutex::default(),
             unanswered: Mutex::default(),
+            changing: Mutex::default(),
         }
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget_state(&self, key: &ObjectKey) {
+        self.controller.forget(key);
+        self.dedup.forget(key);
+        self.failing().remove(key);
+        self.unanswered().remove(key);
+    }
+
+    fn forget_deleted(&self, key: &ObjectKey) {
+        self.forget_state(key);
+        self.shared.own_writes.forget(key);
     }
 
     /// Handles a change of the cache, and triggers the reconcile that it requires. `is_listed`: all objects have been
@@ -398,6 +417,7 @@ impl<C: Controller> Reconciler<C> {
         is_listed: bool,
         trigger: &Trigger<C::Kind>,
     ) {
+        let _changing = self.changing();
         match change {
             CacheChange::Present(object) => {
                 self.controller.on_applied(&object, is_listed);
@@ -410,7 +430,7 @@ impl<C: Controller> Reconciler<C> {
             CacheChange::Deleted(object) => {
                 let key = ObjectKey::of(object.as_ref());
                 self.controller.on_deleted(&object);
-                self.forget(&key);
+                self.forget_deleted(&key);
                 trigger.wake(&key);
             }
         }
@@ -439,13 +459,14 @@ impl<C: Controller> Reconciler<C> {
         }
         let finalizer = C::Kind::FINALIZER.filter(|it| finalizer::has(cx.object.as_ref(), it));
         let Some(finalizer) = finalizer else {
-            self.forget(&cx.key);
+            self.forget_state(&cx.key);
             return Ok(None);
         };
         let left = self.controller.finalize(cx).await?;
         if left.is_none() {
             let (api, manager) = (cx.api(), C::FIELD_MANAGER);
-            finalizer::remove(&api, manager, cx.object.as_ref(), finalizer)
+            let own_writes = &self.shared.own_writes;
+            finalizer::remove(own_writes, &api, manager, cx.object.as_ref(), finalizer)
                 .await
                 .map_err(Error::api("the finalizer could not be removed"))?;
         }
@@ -723,11 +744,11 @@ impl<C: Controller> Reconcile for Reconciler<C> {
     }
 
     fn forget(&self, key: &ObjectKey) {
-        self.controller.forget(key);
-        self.shared.own_writes.forget(key);
-        self.dedup.forget(key);
-        self.failing().remove(key);
-        self.unanswered().remove(key);
+        let _changing = self.changing();
+        // An object of this name may have been created since the runner found none.
+        if self.shared.objects.get(key).is_none() {
+            self.forget_deleted(key);
+        }
     }
 }
 

@@ -42,14 +42,18 @@ pub(crate) async fn add<K: ReconciledKind>(
         .await
 }
 
-/// Removes the finalizer, after the last resource that it protects is deleted. A missing object is not an error.
+/// Removes the finalizer, after the last resource that it protects is deleted. A missing object is not an error. The write
+/// is recorded, because the deletion of the last resource may trigger a reconcile before the cache shows it.
 ///
 /// # Errors
 /// The apiserver's error, such as 409 if the object has changed since.
-pub async fn remove<K>(api: &Api<K>, manager: &str, object: &K, finalizer: &str) -> kube::Result<()>
-where
-    K: Kind + Clone + Debug + DeserializeOwned,
-{
+pub(crate) async fn remove<K: ReconciledKind>(
+    own_writes: &OwnWrites<K>,
+    api: &Api<K>,
+    manager: &str,
+    object: &K,
+    finalizer: &str,
+) -> kube::Result<()> {
     let removed = async {
         let present = all(api, object).await?;
         let left: Vec<_> = present
@@ -59,7 +63,7 @@ where
             .collect();
         write::finalizers(api, manager, object, &left).await
     };
-    match removed.await {
+    match own_writes.write(&ObjectKey::of(object), removed).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         removed => removed.map(drop),
     }
@@ -139,6 +143,7 @@ mod tests {
                 );
                 stored["metadata"][field] = value.clone();
             }
+            stored["metadata"]["resourceVersion"] = "8".into();
             answer.send_response(Response::new(serde_json::to_vec(&stored).unwrap().into()));
             serde_json::from_value(stored["metadata"]["finalizers"].clone()).unwrap()
         };
@@ -163,11 +168,16 @@ mod tests {
     #[tokio::test]
     async fn remove_keeps_finalizers_that_the_cache_dropped() {
         let object = stored(true);
-        let ((), finalizers) = written(&object, async |api, cached| {
+        let own_writes = OwnWrites::new(Trigger::default());
+        let (newest, finalizers) = written(&object, async |api, cached| {
             assert!(has(&cached, FINALIZER));
-            remove(&api, "m", &cached, FINALIZER).await.unwrap();
+            remove(&own_writes, &api, "m", &cached, FINALIZER)
+                .await
+                .unwrap();
+            own_writes.newest(&ObjectKey::of(&cached), Arc::new(cached))
         })
         .await;
+        assert!(!has(newest.as_ref(), FINALIZER), "the cache is older");
         assert_eq!(finalizers.len(), 1000);
         assert!(finalizers.iter().all(|name| name != FINALIZER));
     }
