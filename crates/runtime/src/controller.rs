@@ -1020,6 +1020,23 @@ mod tests {
         assert_eq!(renewal, Some(period));
     }
 
+    /// The runner finds no object, and the cache then shows a new one.
+    #[tokio::test]
+    async fn object_that_exists_again_is_not_forgotten() {
+        let failed = Error::other(Class::Transient, WRITE_FAILED, "no answer");
+        let mut fixture = Fixture::start(200, vec![Err(failed)]);
+        let object = widget("1", "7", None);
+        let key = ObjectKey::of(&object);
+        let _ = fixture.reconcile(object.clone()).await;
+        let objects = &fixture.reconciler.shared.objects;
+        objects.insert(object);
+        fixture.reconciler.forget(&key);
+        assert!(fixture.reconciler.failing().contains(&key));
+        objects.remove(&key);
+        fixture.reconciler.forget(&key);
+        assert!(!fixture.reconciler.failing().contains(&key));
+    }
+
     #[tokio::test]
     async fn controller_knows_of_a_failure_until_a_reconcile_succeeds() {
         let failed = || Err(Error::other(Class::Transient, WRITE_FAILED, "no answer"));
