@@ -13,7 +13,7 @@ use qm_core::shared;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use crate::objects::in_namespace;
+use crate::objects::{in_namespace, keys_of};
 use crate::ownership::owner_of;
 use crate::{ObjectKey, version, write};
 
@@ -476,15 +476,11 @@ impl<S> CacheState<S> {
     }
 
     fn of_owner_uid(&self, uid: Arc<str>) -> impl Iterator<Item = (&ObjectKey, &KnownChild<S>)> {
-        let first = (Arc::clone(&uid), ObjectKey::new("", ""));
-        self.by_owner_uid
-            .range(first..)
-            .take_while(move |(of, _)| *of == uid)
-            .filter_map(move |(_, key)| {
-                #[cfg(test)]
-                self.visits.set(self.visits.get() + 1);
-                Some((key, &self.known.get(key)?.known))
-            })
+        keys_of(&self.by_owner_uid, uid).filter_map(move |key| {
+            #[cfg(test)]
+            self.visits.set(self.visits.get() + 1);
+            Some((key, &self.known.get(key)?.known))
+        })
     }
 
     /// Records the deletion of the known child of this UID, by the operator or another client.

@@ -1,6 +1,6 @@
 //! The cached objects of a kind, by key.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kube::ResourceExt;
@@ -114,6 +114,19 @@ impl<K: ResourceExt> ObjectsState<K> {
             self.by_uid.remove(&uid);
         }
     }
+}
+
+/// Returns the keys that an index has for `value`. Keys for other values cost nothing.
+pub fn keys_of<V: Ord + Clone>(
+    index: &BTreeSet<(V, ObjectKey)>,
+    value: V,
+) -> impl Iterator<Item = &ObjectKey> {
+    // No name is empty.
+    let first = (value.clone(), ObjectKey::new("", ""));
+    index
+        .range(first..)
+        .take_while(move |(of, _)| *of == value)
+        .map(|(_, key)| key)
 }
 
 /// Returns the entries in `namespace`, `None` for all namespaces. Entries of other namespaces cost nothing.

@@ -12,6 +12,7 @@ use qm_api::ConfigMapSync;
 use qm_api::common::{NAMES, OWNER_UID};
 use qm_runtime::child_cache::{ChildCache, KnownChild};
 use qm_runtime::manager::NamespaceMeta;
+use qm_runtime::objects::keys_of;
 use qm_runtime::ownership::owner_of;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, SyncState, WatchPhase};
@@ -315,11 +316,7 @@ impl SyncIndexState {
         &self,
         reference: Reference,
     ) -> impl Iterator<Item = (&ObjectKey, &SyncReferences)> {
-        let first = (reference.clone(), ObjectKey::new("", ""));
-        self.references
-            .range(first..)
-            .take_while(move |(of, _)| *of == reference)
-            .filter_map(move |(_, sync)| self.visit(sync))
+        keys_of(&self.references, reference).filter_map(move |sync| self.visit(sync))
     }
 
     /// Returns the syncs with a source or a named copy in the namespace, and all that select namespaces.

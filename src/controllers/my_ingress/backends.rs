@@ -10,6 +10,7 @@ use kube::ResourceExt;
 use kube::core::PartialObjectMeta;
 use qm_api::MyIngress;
 use qm_runtime::ObjectKey;
+use qm_runtime::objects::keys_of;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{Index, SyncState, WatchPhase};
 use tokio::sync::SetOnce;
@@ -148,15 +149,10 @@ impl BackendState {
     }
 
     fn followers_of(&self, service: &ObjectKey) -> impl Iterator<Item = &ObjectKey> {
-        let first = (service.clone(), ObjectKey::new("", ""));
-        self.followers
-            .range(first..)
-            .take_while(move |(of, _)| of == service)
-            .map(|(_, ingress)| ingress)
-            .inspect(move |_| {
-                #[cfg(test)]
-                self.visits.set(self.visits.get() + 1);
-            })
+        keys_of(&self.followers, service.clone()).inspect(move |_| {
+            #[cfg(test)]
+            self.visits.set(self.visits.get() + 1);
+        })
     }
 }
 

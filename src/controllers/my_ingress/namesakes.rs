@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use qm_runtime::ObjectKey;
+use qm_runtime::objects::keys_of;
 
 /// Keys of all `MyIngress`es by name.
 #[derive(Default)]
@@ -24,11 +25,7 @@ impl Namesakes {
 
     /// Returns the `MyIngress`es in other namespaces that have the name of `key`.
     pub(super) fn of(&self, key: &ObjectKey) -> Vec<ObjectKey> {
-        let keys = self.keys();
-        let first = (Arc::clone(&key.name), ObjectKey::new("", ""));
-        keys.range(first..)
-            .take_while(|(name, _)| *name == key.name)
-            .map(|(_, other)| other)
+        keys_of(&self.keys(), Arc::clone(&key.name))
             .filter(|other| *other != key)
             .cloned()
             .collect()

@@ -14,7 +14,7 @@ use kube::core::ObjectMeta;
 use qm_api::{TrackedField, TrackedFieldSet};
 use qm_runtime::error::{Class, Error, Result, WRITE_FAILED};
 use qm_runtime::manager::NamespaceMeta;
-use qm_runtime::objects::in_namespace;
+use qm_runtime::objects::{in_namespace, keys_of};
 use qm_runtime::raw_object::RawObject;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::{self, NewIndex, ResourceName, SyncState, WatchPhase, WatchProblem};
@@ -99,7 +99,7 @@ struct RunningList {
     waiting: BTreeSet<ObjectKey>,
 }
 
-/// What a set's reconcile does about resources that the watch may have shown before the set selected them.
+/// Next step of a set's reconcile for resources that the watch may have shown before the set selected them.
 pub(super) enum ListStep<'a> {
     /// Nothing: the set has every resource that it selects.
     Done,
@@ -401,9 +401,8 @@ impl SetIndex {
     /// Returns the `TrackedField`s with this identity.
     pub(crate) fn tracking(&self, identity: Identity) -> Vec<(ObjectKey, Tracking)> {
         let state = self.state();
-        let keys = state.identities.range((identity, first_key())..);
-        keys.take_while(|(of, _)| *of == identity)
-            .filter_map(|(_, key)| Some((key.clone(), state.tracked_fields.get(key)?.clone())))
+        keys_of(&state.identities, identity)
+            .filter_map(|key| Some((key.clone(), state.tracked_fields.get(key)?.clone())))
             .collect()
     }
 
@@ -621,11 +620,8 @@ impl SetsOfResource {
     /// Returns the sets that name `namespace`, and those that name none.
     fn reaching(&self, namespace: &str) -> impl Iterator<Item = &ObjectKey> {
         let named = [None, Some(namespace.to_owned())].into_iter();
-        let found = named.flat_map(move |named| {
-            let keys = self.keys.range((named.clone(), first_key())..);
-            keys.take_while(move |(of, _)| *of == named)
-        });
-        found.map(|(_, set)| set).inspect(move |_| {
+        let found = named.flat_map(move |named| keys_of(&self.keys, named));
+        found.inspect(move |_| {
             #[cfg(test)]
             self.visits.set(self.visits.get() + 1);
         })
@@ -914,11 +910,6 @@ fn is_selected(
     let labels = metadata.labels.as_ref().unwrap_or(&none);
     selection.reaches(namespace, namespaces.get(namespace))
         && selection.matches(metadata.name.as_deref().unwrap_or_default(), labels)
-}
-
-/// Returns the first key in the order of keys.
-fn first_key() -> ObjectKey {
-    ObjectKey::new("", "")
 }
 
 /// The parts of a watched object that sets need.
