@@ -699,7 +699,7 @@ impl<C: Controller> Reconcile for Reconciler<C> {
         match self.run(&mut cx).await {
             Ok(outcome) => {
                 let requeue = outcome.as_ref().map(|it| it.requeue).unwrap_or_default();
-                // What the object waits for may still fail.
+                // An object that waits has not succeeded yet.
                 if !matches!(requeue, Requeue::InFlight(_)) {
                     self.failing().remove(&cx.key);
                 }
@@ -774,7 +774,7 @@ mod tests {
     struct Widgets {
         results: Mutex<Vec<Result<Outcome>>>,
         seen: Mutex<Vec<(WidgetStatus, bool)>>,
-        /// Whether each reconcile knew of an earlier failure.
+        /// True for each reconcile that knew of an earlier failure.
         failing: Mutex<Vec<bool>>,
         /// True if everything has been listed.
         is_synced: bool,

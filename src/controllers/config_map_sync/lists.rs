@@ -35,7 +35,7 @@ struct CopyListsState {
     listed: HashMap<ObjectKey, (String, ListedCopies)>,
 }
 
-/// What the lists showed of one sync.
+/// Copies of one sync that the lists showed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ListedCopies {
     /// Copies whose label has the sync's UID.

@@ -90,15 +90,20 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::mpsc::UnboundedReceiver;
+
     use super::*;
+
+    fn fixture() -> (Turns, UnboundedReceiver<ObjectKey>, [ObjectKey; 3]) {
+        let trigger = Trigger::default();
+        let woken = trigger.open();
+        let syncs = ["first", "second", "third"].map(|name| ObjectKey::new("shop", name));
+        (Turns::new(trigger), woken, syncs)
+    }
 
     #[test]
     fn turns_are_taken_in_order() {
-        let trigger = Trigger::default();
-        let mut woken = trigger.open();
-        let turns = Turns::new(trigger);
-        let [first, second, third] =
-            ["first", "second", "third"].map(|name| ObjectKey::new("shop", name));
+        let (turns, mut woken, [first, second, third]) = fixture();
         let turn = turns.take(&first);
         assert!(turn.is_some());
         // A sync that tries again keeps its place.
@@ -120,11 +125,7 @@ mod tests {
 
     #[test]
     fn turn_that_its_sync_does_not_need_passes_on() {
-        let trigger = Trigger::default();
-        let mut woken = trigger.open();
-        let turns = Turns::new(trigger);
-        let [first, second, third] =
-            ["first", "second", "third"].map(|name| ObjectKey::new("shop", name));
+        let (turns, mut woken, [first, second, third]) = fixture();
         let turn = turns.take(&first);
         for waiting in [&second, &third] {
             assert!(turns.take(waiting).is_none());

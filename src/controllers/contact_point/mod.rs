@@ -58,7 +58,7 @@ pub(crate) struct ContactPoints<T> {
     pub(super) points: Objects<ContactPoint>,
     /// State of the cache of contact points.
     pub(super) cache: CacheStatus,
-    /// State of each contact point for which its dependents were last woken.
+    /// Last state of each contact point that the cache has shown.
     pub(super) announced: Mutex<HashMap<ObjectKey, Arc<ContactPoint>>>,
     /// All `TrackedField`s, some of which wait for a contact point.
     pub(super) fields: Objects<TrackedField>,
