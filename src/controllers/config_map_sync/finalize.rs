@@ -42,8 +42,8 @@ impl ConfigMapSyncs {
                 message,
             } = first;
             let message = format!("the copy in {namespace} cannot be deleted: {message}");
-            let outcome = blocked(cx, reason, message);
-            return with_error(is_reported, outcome, true, error).map(Some);
+            let outcome = blocked(cx, reason, message).requeue(Requeue::Poll);
+            return with_error(outcome, error, is_reported).map(Some);
         }
         Ok(forbidden.map(|message| blocked(cx, FORBIDDEN, message)))
     }

@@ -261,9 +261,13 @@ impl Controller for ConfigMapSyncs {
             problems,
         };
         self.record_writes(cx, has_written);
-        let outcome = status::outcome(&mut cx.status, &summary, whole_seconds(Timestamp::now()));
+        let mut outcome =
+            status::outcome(&mut cx.status, &summary, whole_seconds(Timestamp::now()));
+        if is_polled {
+            outcome.requeue = Requeue::Poll;
+        }
         let is_reported = cx.is_failing || has_lasting(&summary.problems);
-        with_error(is_reported, outcome, is_polled, error)
+        with_error(outcome, error, is_reported)
     }
 
     async fn finalize(&self, cx: &mut Context<ConfigMapSync>) -> Result<Option<Outcome>> {
@@ -342,8 +346,11 @@ impl ConfigMapSyncs {
             error,
         } = CopyTotals::of(removed);
         self.record_writes(cx, has_written);
-        let outcome = blocked(cx, SOURCE_NOT_FOUND, message);
-        with_error(true, outcome, !problems.is_empty(), error)
+        let mut outcome = blocked(cx, SOURCE_NOT_FOUND, message);
+        if !problems.is_empty() {
+            outcome.requeue = Requeue::Poll;
+        }
+        with_error(outcome, error, true)
     }
 
     /// Deletes or orphans the copies of `owned` that the spec no longer asks for, once their replacements exist. Returns
@@ -572,16 +579,10 @@ fn has_lasting(problems: &[CopyProblem]) -> bool {
 
 /// Ends a reconcile with an outcome, and the error that is retried. With an error, the outcome `is_reported` only if the
 /// sync was failing already, or has more to report: a single failed request is not reported.
-fn with_error(
-    is_reported: bool,
-    outcome: Outcome,
-    is_polled: bool,
-    error: Option<Error>,
-) -> Result<Outcome> {
+fn with_error(outcome: Outcome, error: Option<Error>, is_reported: bool) -> Result<Outcome> {
     match error {
         Some(error) if is_reported => Err(error.with_outcome(outcome)),
         Some(error) => Err(error),
-        None if is_polled => Ok(outcome.requeue(Requeue::Poll)),
         None => Ok(outcome),
     }
 }
@@ -613,7 +614,7 @@ mod tests {
         let totals = CopyTotals::of(results.collect());
         assert!(totals.problems.iter().all(|it| it.reason == WRITE_FAILED));
         let outcome = Outcome::failed(WRITE_FAILED, "0 of 1 copies match");
-        let error = with_error(is_failing, outcome, false, totals.error).unwrap_err();
+        let error = with_error(outcome, totals.error, is_failing).unwrap_err();
         let has_outcome = matches!(error, Error::WithOutcome { .. });
         assert_eq!((has_outcome, error.is_stale()), (is_reported, false));
     }
