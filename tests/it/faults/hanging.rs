@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use testbed::proxy::{Fault, Injection, Match, Point, Proxy, Then, Times, Verb};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
@@ -30,6 +31,24 @@ async fn operator(bed: &Bed) -> (Proxy, Operator) {
         });
     let operator = Operator::start(bed, settings).await;
     (proxy, operator)
+}
+
+/// systemd's default limit is far lower than the maximum, and each request that hangs has a connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operator_raises_its_limit_of_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let maximum = limit.maximum.expect("a finite maximum");
+    // The operator inherits the limit of this process.
+    let lower = Rlimit {
+        current: Some(maximum - 1),
+        ..limit
+    };
+    setrlimit(Resource::Nofile, lower).unwrap();
+    let bed = bed_without_controllers("open-files").await;
+    let operator = Operator::start(&bed, Settings::default()).await;
+    let metrics = operator.metrics().await;
+    let raised = format!("\nprocess_max_fds {maximum}\n");
+    assert!(metrics.contains(&raised), "{metrics}");
 }
 
 fn hang(proxy: &Proxy, matching: Match) -> Injection {
