@@ -36,6 +36,8 @@ pub const ALLOWED_NAMESPACES: &str = "quartermaster.dev/allowed-namespaces";
 /// Annotation of a Secret in the operator's namespace: the Telegram chats to which contact points of other namespaces may send
 /// with this token, separated by commas. Defaults to all.
 pub const ALLOWED_CHATS: &str = "quartermaster.dev/allowed-chats";
+/// Maximum length of a template, in characters.
+pub const MAX_TEMPLATE: usize = 8192;
 
 /// Reference to a key of a Secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]

@@ -12,7 +12,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
 use super::common::{
-    Conditions, NAMES, SECRET_NAME, SecretKeySelector, TEST_AT, conditions_schema, rule_over,
+    Conditions, MAX_TEMPLATE, NAMES, SECRET_NAME, SecretKeySelector, TEST_AT, conditions_schema,
+    rule_over,
 };
 
 /// Value of `type` for a Telegram chat.
@@ -202,7 +203,7 @@ pub struct WebhookSpec {
     /// Jinja template of the body, with the variables of a TrackedField's template and `text`, `entries` and `token`. Defaults to
     /// the JSON data of the CloudEvent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 8192))]
+    #[schemars(length(min = 1, max = MAX_TEMPLATE))]
     pub body: Option<String>,
     /// Content-Type of `body`; requires `body`. Defaults to `application/json`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

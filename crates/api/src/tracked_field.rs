@@ -15,7 +15,7 @@ use qm_core::shared::Shared;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::common::{NAMES, WAITING, WAITING_REASON, rule_over};
+use super::common::{MAX_TEMPLATE, NAMES, WAITING, WAITING_REASON, rule_over};
 
 mod history;
 
@@ -105,7 +105,7 @@ pub struct NotificationSpec {
     pub contact_point: String,
     /// Jinja template of the message. Defaults to a built-in message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 8192))]
+    #[schemars(length(min = 1, max = MAX_TEMPLATE))]
     pub template: Option<String>,
     /// Further fields of the resource, 5 at most, each a name and a `JSONPath` in braces. Their values are recorded
     /// with each change, up to 256 bytes each, for templates and webhooks. A change of these fields alone is not

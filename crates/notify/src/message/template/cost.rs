@@ -10,12 +10,13 @@ use minijinja::Error;
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, ForLoop, Stmt};
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
+use qm_api::common::MAX_TEMPLATE;
 
 use crate::message::{MAX_ENTRIES, TextLimit};
 use crate::without_panic::without_panic;
 
-/// Maximum length of a template, in bytes.
-pub(super) const MAX_SOURCE: usize = 16 * 1024;
+/// Maximum length of a template, in bytes. The CRDs limit characters, each of up to 4 bytes in UTF-8.
+pub(super) const MAX_SOURCE: usize = 4 * MAX_TEMPLATE;
 /// Maximum numbers of tokens in one pair of braces, of `{%` tags, and of nested brackets. The parser, the compiler and
 /// this check recurse for each, and a stack overflow would abort the process.
 const MAX_TOKENS: usize = 300;

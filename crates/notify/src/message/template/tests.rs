@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 use rstest::rstest;
 
+use qm_api::common::MAX_TEMPLATE;
 use qm_api::tracked_field::ChangedBy;
 
 use super::*;
@@ -117,6 +118,14 @@ fn context_and_writer_are_variables(#[case] template: &str, #[case] expected: &s
 fn invalid_template_is_rejected_by_the_check(#[case] template: &str, #[case] expected: &str) {
     let error = check_template(template).unwrap_err();
     assert!(error.contains(expected), "{error}");
+}
+
+/// The CRDs limit the characters.
+#[test]
+fn template_of_wide_characters_may_be_as_long_as_one_of_letters() {
+    let wide = "\u{1f514}".repeat(MAX_TEMPLATE);
+    assert_eq!(check_template(&wide), Ok(()));
+    assert_eq!(check_body(&wide), Ok(()));
 }
 
 #[test]
