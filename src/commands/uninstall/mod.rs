@@ -142,7 +142,8 @@ async fn operator_notes(
     args: &UninstallArgs,
     targets: &[UninstallTarget],
 ) -> anyhow::Result<(Option<LeaseVersion>, Vec<String>)> {
-    if args.without_operator && !targets.is_empty() {
+    // Objects may be created until the CRDs are deleted.
+    if args.without_operator {
         return proof::prove_gone(client, args).await;
     }
     let mut notes = Vec::new();
