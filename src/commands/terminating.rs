@@ -28,13 +28,21 @@ pub(crate) fn blockers(
     let mut blockers = Vec::new();
     for (index, finalizer) in object.finalizers.iter().enumerate() {
         let blocker = match finalizer.as_str() {
-            FOREGROUND => {
-                let command = cluster.command(&format!(
-                    "kubectl get deployments,services,pods,ingresses,hpa -n {namespace} -l {OWNER_UID}={}",
-                    object.uid
-                ));
-                format!("its children are deleted first, and some remain; to list them: {command}")
-            }
+            FOREGROUND => match resources_of_children(kind) {
+                None => format!(
+                    "objects of other programs that have the {} as their owner are deleted first, and some remain",
+                    object.kind
+                ),
+                Some(resources) => {
+                    let command = cluster.command(&format!(
+                        "kubectl get {resources} -n {namespace} -l {OWNER_UID}={}",
+                        object.uid
+                    ));
+                    format!(
+                        "its children are deleted first, and some remain; to list them: {command}"
+                    )
+                }
+            },
             ORPHAN => "Kubernetes' garbage collector has not orphaned its children yet".into(),
             own if is_own_finalizer(&object.kind, own) && !object.reason.is_empty() => {
                 format!("{}: {}", object.reason, object.message)
@@ -69,6 +77,16 @@ pub(crate) fn blockers(
         blockers.push(format!("{finalizer}: {blocker}"));
     }
     blockers
+}
+
+/// Returns the resources that the operator creates for objects of a kind, as kubectl names them, if there are any.
+fn resources_of_children(kind: &KindInfo) -> Option<String> {
+    let names = kind.created_resources().map(|(group, resource)| {
+        let name = format!("{resource}.{group}");
+        name.trim_end_matches('.').to_owned()
+    });
+    let names: Vec<_> = names.collect();
+    (!names.is_empty()).then(|| names.join(","))
 }
 
 /// Returns a remedy for each namespace that is being deleted and holds objects that need the operator. An operator with
@@ -107,11 +125,12 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use qm_api::my_ingress as ingress;
+    use rstest::rstest;
 
     use super::*;
     use crate::commands::objects::tests::kind;
     use crate::controllers;
-    use crate::controllers::my_ingress;
+    use crate::controllers::{app_service, config_map_sync, my_app, my_ingress, tracked_field_set};
 
     fn terminating() -> ObjectSummary {
         let finalizers = [ingress::FINALIZER, "kopf.zalando.org/x", FOREGROUND];
@@ -139,13 +158,34 @@ mod tests {
              '[{\"op\":\"test\",\"path\":\"/metadata/finalizers/1\",\"value\":\"kopf.zalando.org/x\"},\
              {\"op\":\"remove\",\"path\":\"/metadata/finalizers/1\"}]'";
         assert!(named[1].ends_with(patch), "{named:?}");
-        let children = "quartermaster.dev/owner-uid=u";
-        assert!(named[2].ends_with(children), "{named:?}");
+        let others =
+            "foregroundDeletion: objects of other programs that have the MyIngress as their owner";
+        assert!(named[2].starts_with(others), "{named:?}");
 
         object.reason = "DeletionProtected".into();
         object.message = "may not be deleted".into();
         let named = blockers(kind, &object, &here);
         assert!(named[0].ends_with(": DeletionProtected: may not be deleted"));
+    }
+
+    #[rstest]
+    #[case::app_service(
+        app_service::NAME,
+        "deployments.apps,services,horizontalpodautoscalers.autoscaling,ingresses.networking.k8s.io"
+    )]
+    #[case::my_app(my_app::NAME, "pods")]
+    #[case::config_map_sync(config_map_sync::NAME, "configmaps")]
+    #[case::tracked_field_set(tracked_field_set::NAME, "trackedfields.tg.azamaton.ru")]
+    fn children_of_each_kind_can_be_listed(#[case] name: &str, #[case] resources: &str) {
+        let object = ObjectSummary {
+            namespace: "shop".into(),
+            uid: "u".into(),
+            finalizers: vec![FOREGROUND.into()],
+            ..ObjectSummary::default()
+        };
+        let named = blockers(kind(name), &object, &ClusterArgs::default());
+        let command = format!("kubectl get {resources} -n shop -l quartermaster.dev/owner-uid=u");
+        assert!(named[0].ends_with(&command), "{named:?}");
     }
 
     #[test]
@@ -155,7 +195,9 @@ mod tests {
             ..ClusterArgs::default()
         };
         let named = blockers(kind(my_ingress::NAME), &terminating(), &prod);
-        assert!(named[1..].iter().all(|it| it.ends_with(" --context=prod")));
+        assert!(named[1].ends_with(" --context=prod"));
+        let named = blockers(kind(my_app::NAME), &terminating(), &prod);
+        assert!(named[2].ends_with(" --context=prod"));
     }
 
     #[test]
