@@ -36,7 +36,7 @@ pub(crate) struct ClusterSnapshot {
     pub(crate) missing_crds: Vec<String>,
     /// CRDs that an operator of this version does not serve.
     #[serde(rename = "incompatibleCRDs")]
-    pub(crate) incompatible_crds: Vec<UnavailableKind>,
+    pub(crate) incompatible_crds: Vec<IncompatibleCrd>,
     /// Kinds that the user may not list.
     pub(crate) forbidden_kinds: Vec<UnavailableKind>,
     pub(crate) admission_policies: Vec<Policy>,
@@ -49,6 +49,15 @@ pub(crate) struct ClusterSnapshot {
 pub(crate) struct UnavailableKind {
     pub(crate) name: String,
     pub(crate) message: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct IncompatibleCrd {
+    pub(crate) name: String,
+    pub(crate) message: String,
+    /// Whether no version of the operator serves the CRD.
+    #[serde(skip)]
+    pub(crate) is_foreign: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -118,9 +127,14 @@ impl StatusReport {
             state => state.problem().unwrap_or_default(),
         })?;
         self.print_admission(out)?;
-        for UnavailableKind { name, message } in &snapshot.incompatible_crds {
+        for IncompatibleCrd {
+            name,
+            message,
+            is_foreign,
+        } in &snapshot.incompatible_crds
+        {
             // The operator may have the CRD's version; then replacing the CRD with this program's would be wrong.
-            if self.operator.is_running() {
+            if self.operator.is_running() && !is_foreign {
                 out.line(format!(
                     "Served only by an operator of its version: {name} {message}"
                 ))?;

@@ -7,13 +7,13 @@ use anyhow::Context as _;
 use kube::Client;
 use kube::core::DynamicObject;
 use qm_core::kind::KindInfo;
-use qm_runtime::watch::crds;
+use qm_runtime::watch::crds::{self, CrdMismatch};
 use tokio::time::{Instant, sleep};
 
 use super::objects::{self, ObjectState, ObjectSummary};
 use super::operator_state::OperatorState;
 use super::printer::Printer;
-use super::report::{ClusterSnapshot, StatusReport, UnavailableKind};
+use super::report::{ClusterSnapshot, IncompatibleCrd, StatusReport, UnavailableKind};
 use super::terminating::{blockers, namespace_remedies};
 use super::{FailedRequest, OutageReporter, admission, has_code};
 use crate::cli::commands::{Output, StatusArgs};
@@ -127,9 +127,13 @@ async fn collect_kind(
                     .map_err(FailedRequest::from)
                     .with_context(|| format!("CRD {name} could not be read"))?,
             };
-            let message = crd.and_then(|crd| crds::mismatch(&crd, kind.names, &kind.schema()));
-            let incompatible_crds = message.map(|message| UnavailableKind { name, message });
-            snapshot.incompatible_crds.extend(incompatible_crds);
+            let mismatch = crd.and_then(|crd| crds::mismatch(&crd, kind.names, &kind.schema()));
+            let incompatible = mismatch.map(|mismatch| IncompatibleCrd {
+                name,
+                message: mismatch.to_string(),
+                is_foreign: mismatch == CrdMismatch::Foreign,
+            });
+            snapshot.incompatible_crds.extend(incompatible);
         }
         Ok(None) => snapshot.missing_crds.push(name),
         Err(error) if FailedRequest::is_forbidden(&error) => {

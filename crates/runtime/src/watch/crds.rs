@@ -80,13 +80,29 @@ fn problem(
     Some(format!("CRD {name} {mismatch}{hint}"))
 }
 
+/// Reason that a program cannot work with a CRD.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CrdMismatch {
+    /// The CRD belongs to a version of the program with another schema.
+    #[error("has schema {installed}, not {own}: install this version's CRDs")]
+    OtherVersion {
+        /// Annotation of the CRD.
+        installed: String,
+        /// Schema of this program.
+        own: SchemaVersion,
+    },
+    /// The CRD has no schema, so no version of the program works with it.
+    #[error("belongs to another program: install this program's CRDs")]
+    Foreign,
+}
+
 /// Returns why a program with the schema `own` cannot work with this CRD; `None` if it can. An older or foreign schema
 /// silently prunes fields; a newer schema keeps them.
 pub fn mismatch(
     crd: &PartialObjectMeta<CustomResourceDefinition>,
     names: &MetadataNames,
     own: &SchemaVersion,
-) -> Option<String> {
+) -> Option<CrdMismatch> {
     if own.is_any() {
         return None;
     }
@@ -98,10 +114,11 @@ pub fn mismatch(
         {
             None
         }
-        Some(installed) => Some(format!(
-            "has schema {installed}, not {own}: install this version's CRDs"
-        )),
-        None => Some("belongs to another program: install this program's CRDs".into()),
+        Some(installed) => Some(CrdMismatch::OtherVersion {
+            installed: installed.clone(),
+            own: own.clone(),
+        }),
+        None => Some(CrdMismatch::Foreign),
     }
 }
 
