@@ -47,14 +47,21 @@ impl TypedValueParser for Boolean {
     }
 }
 
-/// Parses `500ms`, `9s` or `1h30m`; zero is an error.
+/// Maximum duration: ten years. A deadline that no clock can show would be a panic.
+const MAX_DURATION: Duration = Duration::from_hours(87_600);
+
+/// Parses `500ms`, `9s` or `1h30m`; zero and more than ten years are errors.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number above 0 with a unit, such as 500ms, 9s, 5m or 1h30m".to_owned();
     let span: SignedDuration = text.parse().map_err(|_| wrong())?;
-    Duration::try_from(span)
-        .ok()
-        .filter(|span| !span.is_zero())
-        .ok_or_else(wrong)
+    let span = Duration::try_from(span).map_err(|_| wrong())?;
+    if span.is_zero() {
+        return Err(wrong());
+    }
+    if span > MAX_DURATION {
+        return Err("write at most 87600h, which is ten years".into());
+    }
+    Ok(span)
 }
 
 /// Parses `:8080` (every address, IPv6 and IPv4), `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`; `0` gives none.

@@ -267,6 +267,7 @@ fn controllers_are_parsed(#[case] list: &str, #[case] on: &[&'static str]) {
 #[case(&["--leader-elect-lease-duration=9"], "such as 500ms, 9s")]
 #[case(&["--leader-elect-lease-duration=-9s"], "such as 500ms, 9s")]
 #[case(&["--leader-elect-lease-duration=0s"], "such as 500ms, 9s")]
+#[case(&["--leader-elect-lease-duration=87601h"], "at most 87600h")]
 #[case(&["--leader-elect-lease-duration=900ms", "--leader-elect-renew-deadline=600ms", "--leader-elect-retry-period=50ms"], "at least 1s")]
 #[case(&["--leader-elect-lease-duration=6s"], "must be less than --leader-elect-lease-duration")]
 #[case(&["--leader-elect-retry-period=3s"], "divided by 2.2")]
