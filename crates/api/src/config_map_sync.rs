@@ -187,4 +187,4 @@ fn not_itself() -> Rule {
     )
 }
 
-super::kind::kind!(ConfigMapSync, ConfigMapSyncSpec, ConfigMapSyncStatus, finalizer: FINALIZER);
+super::kind::kind!(ConfigMapSync, ConfigMapSyncSpec, ConfigMapSyncStatus, finalizer: FINALIZER, orphans: orphans);

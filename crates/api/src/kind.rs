@@ -1,9 +1,13 @@
 //! Macros for the trait implementations that kinds have in common.
 
 /// Implements the traits of a kind that has `spec.suspend` and a list of conditions in its status. `{ FIELD }` names a field of
-/// the status that repeats the condition `Ready`.
+/// the status that repeats the condition `Ready`. `orphans` names a method of the spec that returns whether the children
+/// stay when the object is deleted.
 macro_rules! kind {
-    ($kind:ident, $spec:ident, $status:ident $({ $ready:ident })? $(, finalizer: $finalizer:expr)? $(,)?) => {
+    (
+        $kind:ident, $spec:ident, $status:ident $({ $ready:ident })?
+        $(, finalizer: $finalizer:expr)? $(, orphans: $orphans:ident)? $(,)?
+    ) => {
         $crate::spec_size::stored_spec!($spec);
         $crate::kind::has_conditions!($status $({ $ready })?);
 
@@ -18,6 +22,10 @@ macro_rules! kind {
             fn is_suspended(&self) -> bool {
                 self.spec.suspend.unwrap_or_default()
             }
+
+            $(fn orphans_children(&self) -> bool {
+                self.spec.$orphans()
+            })?
         }
     };
 }

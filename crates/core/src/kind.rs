@@ -34,6 +34,12 @@ pub trait Kind: Resource<DynamicType = ()> {
     fn is_suspended(&self) -> bool {
         false
     }
+
+    /// Returns whether the object's children stay when the object is deleted. They have no owner reference then, because
+    /// the garbage collector could delete them before the operator has released them.
+    fn orphans_children(&self) -> bool {
+        false
+    }
 }
 
 /// A kind whose status has the condition `Ready`.

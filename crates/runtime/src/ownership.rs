@@ -21,6 +21,7 @@ pub struct Owner {
     names: &'static MetadataNames,
     namespace: String,
     reference: OwnerReference,
+    orphans: bool,
     fresh: bool,
     revision: SpecRevision,
     observed_generation: Option<i64>,
@@ -69,6 +70,7 @@ impl Owner {
             names: K::NAMES,
             namespace,
             reference,
+            orphans: object.orphans_children(),
             fresh: false,
             revision: SpecRevision::of(object),
             observed_generation: None,
@@ -183,7 +185,8 @@ impl Owner {
     }
 
     /// Sets the ownership of an object in any namespace. Removes the ownership of an earlier owner of the same name,
-    /// and the consent to the adoption by this owner; a consent for another owner stays.
+    /// and the consent to the adoption by this owner; a consent for another owner stays. Only an object of the owner's
+    /// namespace has an owner reference, and only if it is deleted with the owner.
     pub fn set_ownership(&self, metadata: &mut ObjectMeta) {
         metadata
             .labels
@@ -193,16 +196,23 @@ impl Owner {
         annotations.insert(self.names.owner.into(), self.path());
         annotations.retain(|name, value| name != self.names.adopt_by || *value != self.path());
         if metadata.namespace.as_deref() == Some(&self.namespace) {
-            let references = metadata.owner_references.get_or_insert_default();
-            references
-                .retain(|owner| owner.uid == self.reference.uid || !self.has_same_name(owner));
+            let mut references = metadata.owner_references.take().unwrap_or_default();
+            references.retain(|owner| {
+                if owner.uid == self.reference.uid {
+                    !self.orphans
+                } else {
+                    !self.has_same_name(owner)
+                }
+            });
             match references
                 .iter_mut()
                 .find(|owner| owner.uid == self.reference.uid)
             {
                 Some(reference) => reference.clone_from(&self.reference),
+                None if self.orphans => {}
                 None => references.push(self.reference.clone()),
             }
+            metadata.owner_references = Some(references).filter(|it| !it.is_empty());
         }
     }
 
@@ -235,19 +245,22 @@ impl Owner {
     pub fn has_ownership(&self, metadata: &ObjectMeta) -> bool {
         let mut owned = metadata.clone();
         self.set_ownership(&mut owned);
+        let owners = |metadata: &ObjectMeta| -> Vec<_> {
+            let references = metadata.owner_references.iter().flatten();
+            references
+                .map(|owner| (owner.uid.clone(), owner.controller))
+                .collect()
+        };
         owned.labels == metadata.labels
             && owned.annotations == metadata.annotations
-            && owned.owner_references.iter().flatten().all(|reference| {
-                metadata.owner_references.iter().flatten().any(|owner| {
-                    owner.uid == reference.uid && owner.controller == reference.controller
-                })
-            })
+            && owners(&owned) == owners(metadata)
     }
 
     /// Returns whether the object lacks an owner reference that [`Owner::set_ownership`] would add.
     pub fn lacks_reference(&self, metadata: &ObjectMeta) -> bool {
         let mut references = metadata.owner_references.iter().flatten();
-        metadata.namespace.as_deref() == Some(&self.namespace)
+        !self.orphans
+            && metadata.namespace.as_deref() == Some(&self.namespace)
             && !references.any(|owner| owner.uid == self.reference.uid)
     }
 

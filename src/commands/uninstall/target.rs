@@ -104,7 +104,7 @@ impl UninstallTarget {
                 return UninstallStep::Wait;
             }
         }
-        // The copy in a sync's own namespace has an owner reference, unlike those elsewhere.
+        // The copy in a sync's own namespace may have an owner reference, unlike those elsewhere.
         let keeps = keep_children || without_operator && is_sync;
         UninstallStep::Delete(match (keeps, self.has_children()) {
             (true, _) => PropagationPolicy::Orphan,

@@ -125,9 +125,10 @@ impl DesiredCopy<'_> {
 pub fn digest(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner) -> String {
     let version = (source.uid(), source.resource_version());
     short_digest(format!(
-        "{version:?} {:?} {:?} {}",
+        "{version:?} {:?} {:?} {} {}",
         spec.copy_labels,
         spec.copy_annotations,
+        spec.orphans(),
         owner.uid()
     ))
 }
@@ -319,6 +320,52 @@ mod tests {
             "delete",
             "an immutable copy cannot become mutable"
         );
+    }
+
+    /// The garbage collector deletes an object with a reference to an owner that is deleted in the foreground, even
+    /// while no operator runs.
+    #[test]
+    fn copy_has_an_owner_reference_unless_it_is_orphaned() {
+        fn in_own_namespace<'a>(
+            source: &'a ConfigMap,
+            (owner, spec): &'a (Owner, ConfigMapSyncSpec),
+        ) -> DesiredCopy<'a> {
+            DesiredCopy {
+                key: ObjectKey::new("sync", "d"),
+                ..copy(source, spec, owner)
+            }
+        }
+        let with_policy = |policy: &str| {
+            let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" },
+                "spec": { "deletionPolicy": policy } });
+            let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
+            (Owner::of(&sync).unwrap(), sync.spec)
+        };
+        let (deletes, orphans) = (with_policy("Delete"), with_policy("Orphan"));
+        let source = source();
+        assert_ne!(
+            digest(&source, &deletes.1, &deletes.0),
+            digest(&source, &orphans.1, &orphans.0)
+        );
+        for (before, after, references) in [(&deletes, &orphans, 0), (&orphans, &deletes, 1)] {
+            let live = in_own_namespace(&source, before).build();
+            let desired = in_own_namespace(&source, after);
+            let Some(ChildAction::Replace(written)) = desired.plan(&live, &Ownership::Owned, None)
+            else {
+                panic!("the copy is not replaced")
+            };
+            let written = *written;
+            assert_eq!(written.owner_references().len(), references);
+            assert!(desired.plan(&written, &Ownership::Owned, None).is_none());
+            let (owner, _) = after;
+            assert!(owner.has_ownership(&written.metadata));
+            assert!(!owner.has_ownership(&live.metadata));
+            assert!(!owner.lacks_reference(&written.metadata));
+            assert_eq!(
+                owner.ownership(&written.metadata, |_| true),
+                Ownership::Owned
+            );
+        }
     }
 
     #[test]

@@ -567,6 +567,38 @@ async fn unneeded_copy_is_deleted_or_released() {
     }
 }
 
+/// The garbage collector deletes every object with a reference to an owner that is deleted in the foreground, and does
+/// not wait for the operator.
+#[tokio::test]
+async fn orphaned_copy_survives_foreground_deletion_of_its_sync() {
+    let shop = Shop::shared("foreground").await;
+    let operator = shop.operator(&[]).await;
+    let here = shop.bed.namespace.clone();
+    let data = json!({ "a": "1" });
+    shop.map(&here, "settings", json!({ "data": data })).await;
+    let spec = json!({ "destinationNamespace": here, "destinationName": "copy", "deletionPolicy": "Orphan" });
+    shop.sync("s", spec).await;
+    let copy = shop.copied(&here, "copy", data).await;
+    shop.reads("s", "Synced").await;
+    drop(operator);
+    let syncs = shop.bed.api::<ConfigMapSync>();
+    syncs
+        .delete("s", &DeleteParams::foreground())
+        .await
+        .unwrap();
+    // Kubernetes' finalizer of a foreground deletion stays until the garbage collector has deleted the dependents.
+    let is_collected = |sync: &ConfigMapSync| sync.finalizers() == [FINALIZER];
+    shop.bed
+        .until("s", "waits for the operator alone", is_collected)
+        .await;
+    let _operator = shop.operator(&[]).await;
+    shop.ended("s").await;
+    let left = shop.maps(&here).get("copy").await.unwrap();
+    assert_eq!(left.uid(), copy.uid());
+    assert_eq!(left.owner_references(), []);
+    assert!(!left.labels().contains_key(OWNER_LABEL));
+}
+
 /// A wrong name never leaves users without a copy, with a source and without.
 #[tokio::test]
 async fn old_copy_is_deleted_after_the_new_one_exists() {
