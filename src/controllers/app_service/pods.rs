@@ -16,7 +16,8 @@ pub(crate) fn problem(app: &str, pods: &ObjectList<PodWithStatus>) -> Option<Pod
         .iter()
         .filter(|pod| pod.metadata.deletion_timestamp.is_none() && belongs_to(app, pod))
         .filter_map(|pod| {
-            let PodProblem { reason, message } = pod::problem(pod.status.as_ref()?)?;
+            let status = pod.status.as_ref().filter(|status| !has_ended(status))?;
+            let PodProblem { reason, message } = pod::problem(status)?;
             Some((
                 pod.name_any(),
                 PodProblem {
@@ -28,6 +29,12 @@ pub(crate) fn problem(app: &str, pods: &ObjectList<PodWithStatus>) -> Option<Pod
         .collect();
     problems.sort_by(|(one, _), (other, _)| one.cmp(other));
     problems.into_iter().map(|(_, problem)| problem).next()
+}
+
+/// Returns whether the Pod never runs again, such as an evicted one. The `ReplicaSet` has replaced the Pod, but the
+/// apiserver may keep it for days.
+fn has_ended(status: &PodStatus) -> bool {
+    matches!(status.phase.as_deref(), Some("Failed" | "Succeeded"))
 }
 
 /// Returns whether the Pod belongs to the app. A Pod's labels prove nothing, because any client may set them.
@@ -93,5 +100,21 @@ mod tests {
             pod("web-0", waiting("ContainerCreating", "")),
         ]);
         assert_eq!(problem("web", &pods).unwrap().message, "Pod web-1: one");
+    }
+
+    #[test]
+    fn evicted_pod_hides_no_problem() {
+        let state = json!({ "terminated": { "exitCode": 137, "reason": "Error" } });
+        let container = json!({ "name": "web", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state });
+        let evicted =
+            json!({ "phase": "Failed", "reason": "Evicted", "containerStatuses": [container] });
+        let evicted = pod("web-0", evicted);
+        assert_eq!(problem("web", &list(vec![evicted.clone()])), None);
+        let waits = pod("web-1", waiting("ErrImagePull", "not found"));
+        let found = problem("web", &list(vec![evicted, waits])).unwrap();
+        assert_eq!(
+            (&*found.reason, &*found.message),
+            (pod::PULL_BACK_OFF, "Pod web-1: not found")
+        );
     }
 }
