@@ -116,14 +116,15 @@ impl Controller for AppServices {
     const FIELD_MANAGER: &'static str = "quartermaster/appservice";
 
     async fn reconcile(&self, cx: &mut Context<AppService>) -> Result<Outcome> {
-        if cx.object.annotations().contains_key(OLD_SPEC) {
-            // The original program recorded the spec in the annotation, which the operator does not need.
-            cx.annotate(&[(OLD_SPEC, None)]).await?;
-        }
         let object = Arc::clone(&cx.object);
         let app = validate::check(&object).map_err(Error::Invalid)?;
         // The future holds objects of four kinds, too much for the stack of every reconcile.
         Box::pin(self.ensure(cx, &app)).await?;
+        if object.annotations().contains_key(OLD_SPEC) {
+            // The original program recorded the spec in the annotation. Until a status is written, the annotation alone
+            // shows that the app may have objects that no watch shows.
+            cx.annotate(&[(OLD_SPEC, None)]).await?;
+        }
         if let Some((message, delay)) = self.contested(&cx.key) {
             let contested = Outcome::failed(CONTESTED, message).event(EventPolicy::OnMessage);
             return Ok(contested.requeue(Requeue::After(delay)));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -10,6 +11,7 @@ use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use qm_api::AppService;
 use serde_json::{Value, json};
+use testbed::proxy::{Fault, Match, Times, Verb};
 
 use super::{
     app, create_original_children, deployment, ready, reconciled, replica_sets, respec, service,
@@ -252,7 +254,7 @@ async fn port_beside_a_duplicate_port_is_removed() {
     ready(&bed, "web").await;
 }
 
-/// The operator finds the Service without its label once the app has no ports.
+/// The operator finds the Service without its label once the app has no ports, even if its first reconcile fails.
 #[tokio::test]
 async fn unneeded_service_is_deleted() {
     let bed = Bed::shared("unserved").await;
@@ -266,10 +268,18 @@ async fn unneeded_service_is_deleted() {
     // A foreign Service is not adopted.
     let foreign: Service = bed.service("other", json!([{ "port": 80 }])).await;
     app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
-    let _operator = Operator::start(&bed, Settings::default()).await;
+    let (proxy, file) = bed.through_proxy().await;
+    let reads = Match::verb(Verb::Get)
+        .resource("services")
+        .namespace(&bed.namespace)
+        .name("web");
+    let failure = Fault::status(StatusCode::INTERNAL_SERVER_ERROR);
+    let failed = proxy.inject(reads, Times::First(1), failure);
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     for name in ["web", "other"] {
         ready(&bed, name).await;
     }
+    assert_eq!(failed.hits(), 1);
     assert!(bed.api::<Service>().get_opt("web").await.unwrap().is_none());
     assert_eq!(
         service(&bed, "other").await.metadata.resource_version,
