@@ -172,11 +172,10 @@ impl DesiredPod<'_> {
     }
 
     /// Returns whether the variable's `value` represents this banner. The tutorial's Kopf operator (document 003),
-    /// whose Pods may be adopted, did not escape `$`.
-    pub(crate) fn has_banner(&self, value: &Digested) -> bool {
-        [self.banner, &unexpanded(self.banner)]
-            .iter()
-            .any(|banner| Digested::of(banner) == *value)
+    /// whose Pods may be adopted, did not escape `$`; the operator always does.
+    pub(crate) fn has_banner(&self, value: &Digested, is_adopted: bool) -> bool {
+        *value == Digested::of(&unexpanded(self.banner))
+            || is_adopted && *value == Digested::of(self.banner)
     }
 }
 
@@ -315,6 +314,8 @@ mod tests {
             banner,
             restricted: true,
         };
-        assert_eq!(desired.has_banner(&Digested::of(value)), same);
+        assert_eq!(desired.has_banner(&Digested::of(value), true), same);
+        let is_escaped = value == unexpanded(banner);
+        assert_eq!(desired.has_banner(&Digested::of(value), false), is_escaped);
     }
 }

@@ -177,9 +177,10 @@ impl PodState {
     }
 
     fn has_banner(&self, desired: &DesiredPod<'_>) -> bool {
+        let is_adopted = self.spec_digest.is_none();
         self.banner
             .as_ref()
-            .is_some_and(|banner| desired.has_banner(banner))
+            .is_some_and(|banner| desired.has_banner(banner, is_adopted))
     }
 }
 
@@ -408,7 +409,7 @@ mod tests {
 
     const DESIRED: DesiredPod<'_> = DesiredPod {
         image: "nginx",
-        banner: "hello $",
+        banner: "hello $$",
         restricted: true,
     };
 
@@ -423,7 +424,7 @@ mod tests {
 
     #[test]
     fn adopted_pod_differs_only_in_image_and_banner() {
-        assert_eq!(adopted_pod("nginx", "hello $").difference(&DESIRED), None);
+        assert_eq!(adopted_pod("nginx", "hello $$").difference(&DESIRED), None);
         assert!(
             adopted_pod("nginx", "hello")
                 .difference(&DESIRED)
@@ -431,7 +432,7 @@ mod tests {
                 .contains("banner")
         );
         assert!(
-            adopted_pod("httpd", "hello $")
+            adopted_pod("httpd", "hello $$")
                 .difference(&DESIRED)
                 .unwrap()
                 .contains("its image is httpd, and the spec says nginx")
@@ -497,6 +498,8 @@ mod tests {
     #[case::unchanged("nginx", DESIRED, false, "")]
     #[case::another_image("httpd", DesiredPod { image: "httpd", ..DESIRED }, false, "its image is httpd, and the spec says nginx")]
     #[case::another_banner("nginx", DesiredPod { banner: "bye", ..DESIRED }, false, "the banner has changed")]
+    // The variable of this Pod is `hello $$`.
+    #[case::another_escape("nginx", DesiredPod { banner: "hello $", ..DESIRED }, false, "the banner has changed")]
     #[case::another_profile("nginx", DesiredPod { restricted: false, ..DESIRED }, false, "podSecurity has changed")]
     // Admission may replace images: comparing them would replace such a Pod forever.
     #[case::changed_by_admission("mirror.example.com/nginx", DESIRED, false, "")]
