@@ -136,7 +136,9 @@ impl ObjectSummary {
         } else {
             summary.read_conditions(object);
         }
-        let is_suspended = object.data["spec"]["suspend"] == Value::Bool(true);
+        // A set whose template suspends delivery has the reason, too.
+        let is_suspended =
+            object.data["spec"]["suspend"] == Value::Bool(true) || summary.reason == SUSPENDED;
         if is_suspended && summary.state != ObjectState::NotObserved {
             summary.state = ObjectState::Suspended;
             summary.reason = SUSPENDED.into();
@@ -416,6 +418,13 @@ pub(super) mod tests {
         "Conflict"
     )]
     #[case::suspended("myapp", with(conditions("False", "Suspended", 2), &json!({ "spec": { "suspend": true } })), ObjectState::Suspended, "Suspended")]
+    #[case::suspended_template("trackedfieldset", with(conditions("False", "Suspended", 2), &json!({ "spec": { "template": { "suspend": true } } })), ObjectState::Suspended, "Suspended")]
+    #[case::resumed(
+        "contactpoint",
+        conditions("False", "Suspended", 1),
+        ObjectState::NotObserved,
+        "Suspended"
+    )]
     #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), ObjectState::NotObserved, "")]
     #[case::deleting("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "DeletionProtected")]
     #[case::deleting_while_ready("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "")]

@@ -836,7 +836,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             .map(String::as_str)
             .collect();
         let remaining = written.remaining + written.stale;
-        let outcome = status::matched(targets, plan, &missing, remaining);
+        let is_suspended = spec.template.suspend.unwrap_or_default();
+        let outcome = status::matched(targets, plan, &missing, remaining, is_suspended);
         (outcome, retry_after)
     }
 }

@@ -153,8 +153,15 @@ pub(crate) fn namespaces_not_found(missing: &[&str]) -> Outcome {
 }
 
 /// Reports a set of which no write failed. `missing` are namespaces that the spec names and that do not exist;
-/// `remaining` is the number of writes that a later reconcile makes.
-pub(super) fn matched(targets: usize, plan: &Plan, missing: &[&str], remaining: usize) -> Outcome {
+/// `remaining` is the number of writes that a later reconcile makes. `is_delivery_suspended`: the template suspends the
+/// children, which leave this to the set to report.
+pub(super) fn matched(
+    targets: usize,
+    plan: &Plan,
+    missing: &[&str],
+    remaining: usize,
+    is_delivery_suspended: bool,
+) -> Outcome {
     if !missing.is_empty() {
         namespaces_not_found(missing)
     } else if !plan.left_out.is_empty() {
@@ -173,21 +180,28 @@ pub(super) fn matched(targets: usize, plan: &Plan, missing: &[&str], remaining: 
             plan.desired.len()
         );
         Outcome::unknown(PROGRESSING, message)
-    } else if targets == 0 {
-        let message = "no resource matches spec.target; a matching resource is tracked as soon as it is created";
+    } else {
+        let (reason, message) = if targets == 0 {
+            let message = "no resource matches spec.target; a matching resource is tracked as soon as it is created";
+            (NOTHING_MATCHES, message.to_owned())
+        } else {
+            let by_others = match plan.covered.values().sum::<usize>() {
+                0 => String::new(),
+                covered => format!(", covered by other TrackedFields: {covered}"),
+            };
+            let children = plan.desired.len();
+            let message = format!("resources: {targets}, TrackedFields: {children}{by_others}");
+            (READY, message)
+        };
+        if is_delivery_suspended {
+            return Outcome::suspended(format!(
+                "spec.template.suspend is true: changes are recorded, and no message is sent; {message}"
+            ));
+        }
         Outcome {
-            reason: NOTHING_MATCHES.into(),
+            reason: reason.into(),
             ..Outcome::ready(message)
         }
-    } else {
-        let by_others = match plan.covered.values().sum::<usize>() {
-            0 => String::new(),
-            covered => format!(", covered by other TrackedFields: {covered}"),
-        };
-        Outcome::ready(format!(
-            "resources: {targets}, TrackedFields: {}{by_others}",
-            plan.desired.len()
-        ))
     }
 }
 
@@ -273,10 +287,48 @@ mod tests {
         #[case] left_out: usize,
         #[case] expected: &str,
     ) {
-        let outcome = matched(tracked + left_out, &plan(tracked, left_out), &[], 0);
+        let outcome = matched(tracked + left_out, &plan(tracked, left_out), &[], 0, false);
         assert_eq!(
             (&*outcome.reason, &*outcome.message),
             (TOO_MANY_TARGETS, expected)
         );
+    }
+
+    /// Its children do not report the suspension.
+    #[rstest]
+    #[case::complete(2, 0, 0, SUSPENDED, "resources: 2, TrackedFields: 4")]
+    #[case::nothing_matches(
+        0,
+        0,
+        0,
+        SUSPENDED,
+        "no resource matches spec.target; a matching resource is tracked as soon as it is created"
+    )]
+    #[case::incomplete(2, 0, 1, PROGRESSING, "3 of 4 TrackedFields are up to date")]
+    #[case::too_many_targets(
+        1,
+        2,
+        0,
+        TOO_MANY_TARGETS,
+        "3 resources are selected, and 2 are not tracked: raise spec.maxTargets to 3, or select fewer"
+    )]
+    fn suspended_delivery_is_reported_unless_there_is_a_problem(
+        #[case] tracked: usize,
+        #[case] left_out: usize,
+        #[case] remaining: usize,
+        #[case] reason: &str,
+        #[case] expected: &str,
+    ) {
+        let (targets, plan) = (tracked + left_out, plan(tracked, left_out));
+        let outcome = matched(targets, &plan, &[], remaining, true);
+        let mut message = expected.to_owned();
+        if reason == SUSPENDED {
+            assert_eq!(outcome.progress, Progress::Suspended);
+            message.insert_str(
+                0,
+                "spec.template.suspend is true: changes are recorded, and no message is sent; ",
+            );
+        }
+        assert_eq!((&*outcome.reason, outcome.message), (reason, message));
     }
 }

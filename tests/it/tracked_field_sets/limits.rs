@@ -229,6 +229,11 @@ async fn leaving_child_with_unsent_entries_follows_the_template() {
     for name in ["a", "b"] {
         bed.child_history("all", name, is_quiet).await;
     }
+    let message = bed.set_reads("all", "Suspended").await;
+    assert!(
+        message.starts_with("spec.template.suspend is true"),
+        "{message}"
+    );
     let template = async |template: Value| {
         let spec = json!({ "spec": { "template": template } });
         bed.patch::<TrackedFieldSet>("all", spec).await;
