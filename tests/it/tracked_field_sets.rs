@@ -684,3 +684,35 @@ async fn deletion_of_a_set_deletes_its_children_unless_they_are_orphaned() {
         }
     }
 }
+
+#[tokio::test]
+async fn children_report_what_their_suspended_or_terminating_set_does_not() {
+    // Without the garbage collector, the orphaned set stays terminating.
+    let bed = Bed::without_controllers("sets-unreported").await;
+    bed.deployment("web", 1).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.set("all", replicas(json!({ "initial": "Notify" })))
+        .await;
+    let is_unsent = |history: &[Entry]| matches!(history, [first] if first.is_pending());
+    bed.child_history("all", "web", is_unsent).await;
+    bed.set_reads("all", "ContactPointNotFound").await;
+    let child = bed.children("all").await["web"].name_any();
+    bed.waiting(&child, "").await;
+
+    let suspend = async |suspend: bool| {
+        let spec = json!({ "spec": { "suspend": suspend } });
+        bed.patch::<TrackedFieldSet>("all", spec).await;
+    };
+    suspend(true).await;
+    bed.waiting(&child, "ContactPointNotFound").await;
+    suspend(false).await;
+    bed.waiting(&child, "").await;
+
+    let params = DeleteParams {
+        propagation_policy: Some(PropagationPolicy::Orphan),
+        ..DeleteParams::default()
+    };
+    let sets = bed.api::<TrackedFieldSet>();
+    sets.delete("all", &params).await.unwrap();
+    bed.waiting(&child, "ContactPointNotFound").await;
+}

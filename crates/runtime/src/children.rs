@@ -116,6 +116,14 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         owned
     }
 
+    /// Returns the keys of the cached children that name `owner`, or an earlier object of its name, as their owner.
+    pub fn keys_of(&self, owner: &Owner) -> Vec<ObjectKey> {
+        let (key, mut keys) = (ObjectKey::new(owner.namespace(), owner.name()), Vec::new());
+        self.cache
+            .each_of(&key, owner.uid(), |child, _| keys.push(child.clone()));
+        keys
+    }
+
     /// Returns the number of children that the context's object owns.
     pub fn owned_count<O: ReconciledKind>(&self, cx: &Context<O>) -> usize {
         let mut owned = 0;

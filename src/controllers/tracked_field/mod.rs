@@ -12,7 +12,7 @@ use std::time::Duration;
 use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{Entry, GROUP, History, Initial, Skipped, StoredHistory};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
-use qm_core::kind::{DelegatedAccess, EVENTS, Kind as _, KindInfo, Permission};
+use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_notify::history::{FailedEntries, HistoryChanges, NewestState};
 use qm_notify::metrics::{DeliveryMetrics, EntryFailure};
 use qm_notify::queue::{Circumstances, Outbox, PendingEntries};
@@ -496,8 +496,7 @@ impl<T: Transport> TrackedFields<T> {
         };
         let owner = self.targets.sets.owner(&key);
         let set = owner.and_then(|owner| self.sets.get(&owner));
-        // A suspended set reports nothing else.
-        let set = set.filter(|set| !set.is_suspended());
+        let set = set.filter(|set| waiting::reports_for_children(set));
         let is_reported_by_set = |waiting: &WaitingReason| {
             set.as_ref().is_some_and(|set| {
                 waiting.is_of_whole_set()

@@ -2,6 +2,7 @@
 
 use qm_api::tracked_field::{Entry, Skipped};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
+use qm_core::kind::Kind as _;
 use qm_notify::message::{self, TextLimit};
 use qm_notify::when::When;
 use qm_notify::{OutgoingEntry, history};
@@ -323,6 +324,12 @@ impl WaitingReason {
             }
         }
     }
+}
+
+/// Returns whether `set` reports [what concerns the whole set](WaitingReason::is_of_whole_set). A suspended set reports
+/// only its suspension; a terminating set, which finalizers of other programs may keep for long, is not reconciled.
+pub(crate) fn reports_for_children(set: &TrackedFieldSet) -> bool {
+    !set.is_suspended() && set.metadata.deletion_timestamp.is_none()
 }
 
 /// Returns what to write so that `resource` may be tracked.

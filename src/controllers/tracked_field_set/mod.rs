@@ -4,7 +4,7 @@
 //! creates and changes `TrackedField`s, and deletes those that the set no longer needs (`deletions` decides when).
 //! While the watch of the resource fails or lists, a missing name proves nothing, so the set deletes no child.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{Class, Error, FORBIDDEN, QUOTA_EXCEEDED, Result, WRITE_FAILED};
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID};
+use qm_runtime::ownership::Owner;
 use qm_runtime::watch::ResourceName;
 use qm_runtime::{ObjectKey, SpecRevision, WatchScope, short_digest};
 use tokio::time::timeout_at;
@@ -43,7 +44,7 @@ use super::tracked_field::grants::Grant;
 use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::resolver::Resolved;
 use super::tracked_field::targets::Targets;
-use super::tracked_field::waiting::{RESOURCE_MISMATCH, WaitingReason};
+use super::tracked_field::waiting::{RESOURCE_MISMATCH, WaitingReason, reports_for_children};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
 pub mod child;
@@ -104,6 +105,8 @@ pub(crate) struct TrackedFieldSets<T> {
     /// Minimum time between two writes of a set's status, whose numbers change with every child.
     pub(super) status_interval: Duration,
     pub(super) states: Mutex<HashMap<ObjectKey, SetState>>,
+    /// Sets that [report](reports_for_children) what concerns all their children.
+    pub(super) reporting: Mutex<HashSet<ObjectKey>>,
 }
 
 /// State of a set between two reconciles.
@@ -300,6 +303,21 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         self.status_interval
     }
 
+    fn on_applied(&self, set: &Arc<TrackedFieldSet>, _is_listed: bool) {
+        let is_changed = reporting_changed(&mut self.reporting(), set);
+        if is_changed && let Some(owner) = Owner::of(set.as_ref()) {
+            self.targets
+                .trigger
+                .wake_all(&self.children.keys_of(&owner));
+        }
+    }
+
+    fn on_deleted(&self, set: &Arc<TrackedFieldSet>) {
+        // A set that was terminating has woken its children before. Those of any other set are deleted by the garbage
+        // collector, and until then their reports would only cause thousands of writes.
+        self.reporting().remove(&ObjectKey::of(set.as_ref()));
+    }
+
     fn forget(&self, key: &ObjectKey) {
         let state = self.states().remove(key);
         let plan = state.and_then(|state| state.plan);
@@ -316,6 +334,11 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
 impl<T: Transport> TrackedFieldSets<T> {
     fn states(&self) -> MutexGuard<'_, HashMap<ObjectKey, SetState>> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reporting(&self) -> MutexGuard<'_, HashSet<ObjectKey>> {
+        let reporting = self.reporting.lock();
+        reporting.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks that the operator watches the namespaces that the set names.
@@ -842,6 +865,17 @@ impl<T: Transport> TrackedFieldSets<T> {
     }
 }
 
+/// Records in `reporting` whether `set` [reports](reports_for_children) what concerns all its children. Returns whether
+/// that has changed; the children must then cease to report it themselves, or begin to.
+fn reporting_changed(reporting: &mut HashSet<ObjectKey>, set: &TrackedFieldSet) -> bool {
+    let key = ObjectKey::of(set);
+    if reports_for_children(set) {
+        reporting.insert(key)
+    } else {
+        reporting.remove(&key)
+    }
+}
+
 /// Returns whether a new child sends its first entry: if the set says so, or if the target was created after the
 /// selection of the set began, less than 24 hours ago. The entry is not sent if only the labels of the namespace began
 /// to match, or if the set has had a child for the field before.
@@ -858,5 +892,52 @@ fn initial(cx: &Context<TrackedFieldSet>, known: &Target, identity: Identity) ->
         Initial::Notify
     } else {
         Initial::Quiet
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A change of anything else must not wake thousands of children.
+    #[test]
+    fn children_are_woken_when_their_set_begins_or_ceases_to_report() {
+        let set = |metadata: Value, spec: Value| -> TrackedFieldSet {
+            let mut set = json!({
+                "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedFieldSet",
+                "metadata": { "namespace": "ops", "name": "all" },
+                "spec": {
+                    "target": { "kind": "Deployment" }, "fields": ["replicas"],
+                    "template": { "contactPoint": "hook" },
+                },
+            });
+            for (part, more) in [("metadata", metadata), ("spec", spec)] {
+                let more = more.as_object().unwrap().clone();
+                set[part].as_object_mut().unwrap().extend(more);
+            }
+            serde_json::from_value(set).unwrap()
+        };
+        let none = || json!({});
+        let suspended = || set(none(), json!({ "suspend": true }));
+        let terminating = json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" });
+        let mut reporting = HashSet::new();
+        for (set, is_woken) in [
+            (suspended(), false),
+            (set(none(), none()), true),
+            (set(json!({ "resourceVersion": "2" }), none()), false),
+            (set(none(), json!({ "maxTargets": 2 })), false),
+            (suspended(), true),
+            (suspended(), false),
+            (set(none(), none()), true),
+            (set(terminating.clone(), none()), true),
+            (set(terminating, json!({ "suspend": true })), false),
+        ] {
+            assert_eq!(reporting_changed(&mut reporting, &set), is_woken, "{set:?}");
+        }
+        assert!(reporting.is_empty());
     }
 }
