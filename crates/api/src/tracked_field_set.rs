@@ -22,6 +22,9 @@ pub const HISTORY_LIMIT: i64 = 10;
 /// Number of targets by default.
 const MAX_TARGETS: usize = 500;
 
+/// Maximum number of children: `maxTargets` times the number of fields.
+pub const MAX_CHILDREN: usize = 10_000;
+
 /// Time in seconds for which the child of a deleted target stays by default.
 pub const KEEP_SECONDS: i64 = 3600;
 
@@ -269,11 +272,13 @@ fn fields_rule((rule, message): (String, String)) -> Rule {
 }
 
 fn few_children() -> Rule {
-    rule_over(
-        &["fields", "maxTargets"],
-        "(has(self.maxTargets) ? self.maxTargets : 500) * self.fields.size() <= 10000",
-        "one set owns at most 10000 TrackedFields: lower maxTargets, or split fields over several sets",
-    )
+    let rule = format!(
+        "(has(self.maxTargets) ? self.maxTargets : {MAX_TARGETS}) * self.fields.size() <= {MAX_CHILDREN}"
+    );
+    let message = format!(
+        "one set owns at most {MAX_CHILDREN} TrackedFields: lower maxTargets, or split fields over several sets"
+    );
+    rule_over(&["fields", "maxTargets"], &rule, &message)
 }
 
 super::kind::kind!(TrackedFieldSet, TrackedFieldSetSpec, TrackedFieldSetStatus);

@@ -24,6 +24,7 @@ use crate::cli::commands::{MatchesArgs, Output};
 use crate::controllers::tracked_field::resolver::{Resolved, Resolver, TargetError};
 use crate::controllers::tracked_field_set::child::{Seniority, seniority};
 use crate::controllers::tracked_field_set::selection::{SelectedNamespaces, Selection};
+use crate::controllers::tracked_field_set::status::how_to_track_all;
 
 mod load;
 mod names;
@@ -168,7 +169,7 @@ fn print(
     for problem in problems {
         out.line(problem)?;
     }
-    out.line(totals(plan))
+    out.line(totals(set, plan))
 }
 
 fn row(found: &MatchedField) -> Vec<Cell> {
@@ -181,7 +182,7 @@ fn row(found: &MatchedField) -> Vec<Cell> {
     ]
 }
 
-fn totals(plan: &MatchPlan) -> String {
+fn totals(set: &TrackedFieldSet, plan: &MatchPlan) -> String {
     let mut text = count(plan.targets, "resource matches", "resources match");
     let mut separator = ": ";
     for state in MatchState::ALL {
@@ -193,10 +194,9 @@ fn totals(plan: &MatchPlan) -> String {
     }
     if plan.left_out > 0 {
         text = format!(
-            "{text}; {} left out: raise spec.maxTargets from {} to {}, or select fewer",
+            "{text}; {} left out: {}",
             count(plan.left_out, "resource is", "resources are"),
-            plan.max_targets,
-            plan.needed_targets
+            how_to_track_all(&set.spec, plan.needed_targets)
         );
     }
     text

@@ -859,8 +859,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .map(String::as_str)
             .collect();
         let remaining = written.remaining + written.stale;
-        let is_suspended = spec.template.suspend.unwrap_or_default();
-        let outcome = status::matched(targets, plan, &missing, remaining, is_suspended);
+        let outcome = status::matched(spec, targets, plan, &missing, remaining);
         (outcome, retry_after)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use qm_api::tracked_field::Initial;
-use qm_api::tracked_field_set::TrackedFieldSetSpec;
+use qm_api::tracked_field_set::{MAX_CHILDREN, TrackedFieldSetSpec};
 use qm_core::conditions::READY;
 use qm_notify::message;
 use qm_notify::when::When;
@@ -152,15 +152,26 @@ pub(crate) fn namespaces_not_found(missing: &[&str]) -> Outcome {
     Outcome::failed(NAMESPACE_NOT_FOUND, message)
 }
 
+/// Returns what to change so that a set with `spec` and `needed` resources to track leaves out none of them.
+pub(crate) fn how_to_track_all(spec: &TrackedFieldSetSpec, needed: usize) -> String {
+    if needed * spec.fields.len() <= MAX_CHILDREN {
+        format!("raise spec.maxTargets to {needed}, or select fewer")
+    } else {
+        format!(
+            "select fewer, or split the selection over several sets; one set owns at most {MAX_CHILDREN} TrackedFields"
+        )
+    }
+}
+
 /// Reports a set of which no write failed. `missing` are namespaces that the spec names and that do not exist;
-/// `remaining` is the number of writes that a later reconcile makes. `is_delivery_suspended`: the template suspends the
-/// children, which leave this to the set to report.
+/// `remaining` is the number of writes that a later reconcile makes. If the template suspends the children, they leave
+/// this to the set to report.
 pub(super) fn matched(
+    spec: &TrackedFieldSetSpec,
     targets: usize,
     plan: &Plan,
     missing: &[&str],
     remaining: usize,
-    is_delivery_suspended: bool,
 ) -> Outcome {
     if !missing.is_empty() {
         namespaces_not_found(missing)
@@ -169,8 +180,8 @@ pub(super) fn matched(
         let tracked = plan.desired.values().filter(|it| it.takes_slot).count();
         let are = if left_out == 1 { "is" } else { "are" };
         let message = format!(
-            "{targets} resources are selected, and {left_out} {are} not tracked: raise spec.maxTargets to {}, or select fewer",
-            tracked + left_out
+            "{targets} resources are selected, and {left_out} {are} not tracked: {}",
+            how_to_track_all(spec, tracked + left_out)
         );
         Outcome::failed(TOO_MANY_TARGETS, message)
     } else if remaining > 0 {
@@ -193,7 +204,7 @@ pub(super) fn matched(
             let message = format!("resources: {targets}, TrackedFields: {children}{by_others}");
             (READY, message)
         };
-        if is_delivery_suspended {
+        if spec.template.suspend.unwrap_or_default() {
             return Outcome::suspended(format!(
                 "spec.template.suspend is true: changes are recorded, and no message is sent; {message}"
             ));
@@ -219,6 +230,16 @@ mod tests {
 
     use super::super::plan::DesiredTrackedField;
     use super::*;
+
+    /// Returns the spec of a set that tracks two fields.
+    fn spec(is_delivery_suspended: bool) -> TrackedFieldSetSpec {
+        serde_json::from_value(json!({
+            "target": { "kind": "Deployment" },
+            "fields": ["replicas", "images"],
+            "template": { "contactPoint": "hook", "suspend": is_delivery_suspended },
+        }))
+        .unwrap()
+    }
 
     /// Returns a plan with a child of two fields for each of the tracked targets.
     fn plan(tracked: usize, left_out: usize) -> Plan {
@@ -282,12 +303,23 @@ mod tests {
         2,
         "3 resources are selected, and 2 are not tracked: raise spec.maxTargets to 3, or select fewer"
     )]
-    fn sufficient_number_of_targets_is_named(
+    #[case::as_many_as_the_crd_permits(
+        1,
+        4999,
+        "5000 resources are selected, and 4999 are not tracked: raise spec.maxTargets to 5000, or select fewer"
+    )]
+    #[case::more_than_the_crd_permits(
+        1,
+        5000,
+        "5001 resources are selected, and 5000 are not tracked: select fewer, or split the selection over several sets; one set owns at most 10000 TrackedFields"
+    )]
+    fn sufficient_number_of_targets_is_named_if_the_crd_permits_it(
         #[case] tracked: usize,
         #[case] left_out: usize,
         #[case] expected: &str,
     ) {
-        let outcome = matched(tracked + left_out, &plan(tracked, left_out), &[], 0, false);
+        let plan = plan(tracked, left_out);
+        let outcome = matched(&spec(false), tracked + left_out, &plan, &[], 0);
         assert_eq!(
             (&*outcome.reason, &*outcome.message),
             (TOO_MANY_TARGETS, expected)
@@ -320,7 +352,7 @@ mod tests {
         #[case] expected: &str,
     ) {
         let (targets, plan) = (tracked + left_out, plan(tracked, left_out));
-        let outcome = matched(targets, &plan, &[], remaining, true);
+        let outcome = matched(&spec(true), targets, &plan, &[], remaining);
         let mut message = expected.to_owned();
         if reason == SUSPENDED {
             assert_eq!(outcome.progress, Progress::Suspended);

@@ -125,7 +125,7 @@ async fn matches_agrees_with_the_operator() {
     );
     assert_eq!(
         last(&output),
-        "2 resources match: 1 tracked, 1 leaving; 1 resource is left out: raise spec.maxTargets from 1 to 2, or select fewer"
+        "2 resources match: 1 tracked, 1 leaving; 1 resource is left out: raise spec.maxTargets to 2, or select fewer"
     );
     let json: Value = serde_json::from_str(
         &run.ends(1, &[&from_file[..], &["-o", "json"]].concat())
