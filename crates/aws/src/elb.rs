@@ -66,10 +66,13 @@ struct Clients {
 }
 
 impl Clients {
-    fn new(config: &SdkConfig, region: String) -> Self {
+    fn new(config: SdkConfig, region: String) -> Self {
+        // The runtime already retries with backoff.
+        let retries = RetryConfig::disabled();
+        let config = config.into_builder().retry_config(retries).build();
         Self {
-            elb: Client::new(config),
-            sts: aws_sdk_sts::Client::new(config),
+            elb: Client::new(&config),
+            sts: aws_sdk_sts::Client::new(&config),
             region,
         }
     }
@@ -125,8 +128,8 @@ impl Elb {
             .operation_timeout(self.timeout)
             .build();
         let load = aws_config::defaults(BehaviorVersion::latest())
-            // The runtime already retries with backoff.
-            .retry_config(RetryConfig::disabled())
+            // For the client that gets the credentials from STS.
+            .retry_config(RetryConfig::standard())
             .timeout_config(limits)
             .http_client(proxy::client()?)
             .load();
@@ -136,7 +139,7 @@ impl Elb {
             .and_then(|config| config.region())
             .map(ToString::to_string);
         let made = loaded.zip(region.filter(|region| !region.is_empty()));
-        made.map(|(config, region)| Clients::new(&config, region))
+        made.map(|(config, region)| Clients::new(config, region))
             .ok_or_else(|| {
                 let message = "no region for AWS: set AWS_REGION, or region in the profile";
                 AwsError::unsent(Class::Slow, error::REGION_MISSING, message)
@@ -710,6 +713,20 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn clients_leave_retries_to_the_runtime() {
+        let config = SdkConfig::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .retry_config(RetryConfig::standard())
+            .build();
+        let Clients { elb, sts, .. } = Clients::new(config, "us-east-1".into());
+        let of = [elb.config().retry_config(), sts.config().retry_config()];
+        assert!(
+            of.iter()
+                .all(|it| it.is_some_and(|it| it.max_attempts() == 1))
+        );
+    }
+
     /// With a region set, only the fence prevents the call.
     #[tokio::test]
     async fn calls_are_made_only_under_the_lease() {
@@ -717,7 +734,7 @@ mod tests {
         let config = SdkConfig::builder()
             .behavior_version(BehaviorVersion::latest())
             .build();
-        *elb.connection.lock().await = Connection::Made(Clients::new(&config, "us-east-1".into()));
+        *elb.connection.lock().await = Connection::Made(Clients::new(config, "us-east-1".into()));
         let error = elb.delete_load_balancer("arn").await.err();
         assert_eq!(
             error.map(|error| (error.class, error.had_no_effect)),

@@ -1,10 +1,12 @@
 //! AWS errors: the table from error codes to classes and reasons.
 
 use std::error::Error;
-use std::fmt;
+use std::{fmt, iter};
 
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_sts::operation::assume_role::AssumeRoleError;
+use aws_sdk_sts::operation::assume_role_with_web_identity::AssumeRoleWithWebIdentityError;
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use qm_runtime::error::Class;
 use qm_runtime::telemetry;
@@ -286,7 +288,11 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
             return Self::answered(code, message, answer.raw().status().as_u16());
         }
         let causes = telemetry::causes(&error);
-        if lacks_credentials(&error) {
+        if chain(&error).any(|cause| cause.is::<CredentialsError>()) {
+            if chain(&error).any(sts_failed) {
+                let message = format!("AWS gave the operator no credentials: {causes}");
+                return Self::unsent(Class::Transient, UNAVAILABLE, message);
+            }
             // The message lists every source that the SDK tried, one per line.
             let first = causes.lines().next().unwrap_or_default();
             let message = format!(
@@ -299,16 +305,26 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
     }
 }
 
-/// Returns whether the SDK sent nothing because it found no credentials.
-fn lacks_credentials(error: &(dyn Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(cause) = next {
-        if cause.is::<CredentialsError>() {
-            return true;
+/// Returns the error and its causes.
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    iter::successors(Some(error), |&cause| cause.source())
+}
+
+/// Returns whether the cause is a request for credentials that STS did not answer, or answered with an error of its own.
+/// The operator's configuration is then not the problem, unlike after a rejection.
+fn sts_failed(cause: &(dyn Error + 'static)) -> bool {
+    fn failed<E: ProvideErrorMetadata + Error + 'static>(cause: &(dyn Error + 'static)) -> bool {
+        match cause.downcast_ref::<SdkError<E, HttpResponse>>() {
+            Some(SdkError::ServiceError(answer)) => {
+                let status = answer.raw().status().as_u16();
+                AwsError::answered(answer.err().code(), None, status).class == Class::Transient
+            }
+            // A role may need credentials of another source, whose own error counts.
+            None | Some(SdkError::ConstructionFailure(_)) => false,
+            Some(_) => true,
         }
-        next = cause.source();
     }
-    false
+    failed::<AssumeRoleWithWebIdentityError>(cause) || failed::<AssumeRoleError>(cause)
 }
 
 #[cfg(test)]

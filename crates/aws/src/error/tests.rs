@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use aws_sdk_elasticloadbalancingv2::error::ErrorMetadata;
 use aws_sdk_elasticloadbalancingv2::operation::create_load_balancer::CreateLoadBalancerError;
+use aws_sdk_sts::operation::assume_role_with_web_identity::AssumeRoleWithWebIdentityError;
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_types::body::SdkBody;
 use rstest::rstest;
@@ -11,6 +12,7 @@ use rstest::rstest;
 use super::*;
 
 type Sdk = SdkError<CreateLoadBalancerError, HttpResponse>;
+type Sts = SdkError<AssumeRoleWithWebIdentityError, HttpResponse>;
 
 fn answered(code: Option<&str>, status: u16) -> AwsError {
     let mut metadata = ErrorMetadata::builder().message("words");
@@ -22,6 +24,12 @@ fn answered(code: Option<&str>, status: u16) -> AwsError {
         CreateLoadBalancerError::generic(metadata.build()),
         raw,
     ))
+}
+
+fn sts_answered(code: &str, status: u16) -> Sts {
+    let metadata = ErrorMetadata::builder().code(code).build();
+    let raw = HttpResponse::new(status.try_into().unwrap(), SdkBody::empty());
+    Sts::service_error(AssumeRoleWithWebIdentityError::generic(metadata), raw)
 }
 
 #[test]
@@ -109,6 +117,45 @@ fn missing_answer_is_classified_by_its_cause() {
     assert!(error.to_string().contains("connection refused"), "{error}");
     let none = CredentialsError::not_loaded("no providers");
     let error = AwsError::from(Sdk::construction_failure(none));
+    assert_eq!(
+        (error.class, error.reason),
+        (Class::Slow, "CredentialsMissing")
+    );
+}
+
+/// Only a rejection by STS is a problem of the configuration.
+#[rstest]
+#[case::unreachable(|| {
+    let refused = std::io::Error::other("connection refused");
+    Sts::dispatch_failure(ConnectorError::io(refused.into()))
+}, Class::Transient, "AWSUnavailable")]
+#[case::silent(|| Sts::timeout_error("no answer"), Class::Transient, "AWSUnavailable")]
+#[case::failing(|| sts_answered("InternalFailure", 500), Class::Transient, "AWSUnavailable")]
+#[case::throttled(|| sts_answered("Throttling", 400), Class::Transient, "AWSUnavailable")]
+#[case::denied(|| sts_answered("AccessDenied", 403), Class::Slow, "CredentialsMissing")]
+#[case::expired(|| sts_answered("ExpiredTokenException", 400), Class::Slow, "CredentialsMissing")]
+#[case::without_other_credentials(
+    || Sts::construction_failure(CredentialsError::not_loaded_no_source()), Class::Slow, "CredentialsMissing")]
+fn failed_request_for_credentials_is_classified_by_its_cause(
+    #[case] cause: fn() -> Sts,
+    #[case] class: Class,
+    #[case] reason: &str,
+) {
+    let failed = CredentialsError::provider_error(cause());
+    // A profile wraps the error of its source.
+    let nested = CredentialsError::provider_error(CredentialsError::provider_error(cause()));
+    for error in [failed, nested] {
+        let error = AwsError::from(Sdk::construction_failure(error));
+        assert_eq!((error.class, error.reason), (class, reason), "{error}");
+        assert!(error.had_no_effect);
+    }
+}
+
+#[test]
+fn unreadable_token_is_a_problem_of_the_configuration() {
+    let unreadable = std::io::Error::other("no such file");
+    let error = CredentialsError::provider_error(unreadable);
+    let error = AwsError::from(Sdk::construction_failure(error));
     assert_eq!(
         (error.class, error.reason),
         (Class::Slow, "CredentialsMissing")
