@@ -220,9 +220,17 @@ impl<'a> Walker<'a> {
         let registered = self.read_health(&group.arn)?;
         let released = released(service, registered);
         let TargetChange { add, remove, hold } = TargetChange::of(registered, &route, &released);
-        let rejected = self.register(port, &group.arn, &add, registered, &route)?;
-        let is_redirected = self.ensure_forwarding(found, listener, existing, group)?;
-        if !remove.is_empty() {
+        let (mut rejected, mut is_redirected) = (BTreeSet::new(), false);
+        let registration = self.register(port, &group.arn, &add, registered, &route);
+        let is_registered = registration.is_continue();
+        go_on(registration.map_continue(|it| rejected = it))?;
+        if is_registered {
+            let forwarding = self.ensure_forwarding(found, listener, existing, group);
+            go_on(forwarding.map_continue(|it| is_redirected = it))?;
+        }
+        // AWS may have no room for the new targets before the old ones are removed.
+        let stays = |it: &TargetHealth| !it.is_draining() && !remove.contains(&it.target);
+        if !remove.is_empty() && (is_registered || registered.iter().any(stays)) {
             self.take_step(Step::DeregisterTargets(arn(), remove))?;
         }
         if let Some(error) = rejected_first {

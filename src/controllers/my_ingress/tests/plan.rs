@@ -31,6 +31,10 @@ fn denied() -> AwsError {
     aws_error(Class::Slow, "AccessDenied", "AccessDenied")
 }
 
+fn too_many_targets() -> AwsError {
+    aws_error(Class::Slow, "QuotaExceeded", "TooManyTargets")
+}
+
 /// Returns the error of a lost answer.
 fn lost() -> AwsError {
     AwsError {
@@ -513,7 +517,7 @@ async fn unroutable_listener_keeps_targets_of_held_ports(
 #[rstest]
 #[case::rejected(|world: &mut World| {
     port(world, &json!({ "port": 80, "nodePort": 30_081 }));
-    world.rejected = vec![("RegisterTargets", aws_error(Class::Slow, "QuotaExceeded", "TooManyTargets"))];
+    world.rejected = vec![("RegisterTargets", too_many_targets())];
 }, "!RegisterTargets DeregisterTargets", "QuotaExceeded")]
 #[case::not_owned(|world: &mut World| {
     world.services.clear();
@@ -563,6 +567,39 @@ async fn rejected_target_does_not_block_the_others(
     world.aws.rejected = named.split(", ").map(Into::into).collect();
     let steps = format!("{FOUND} {LISTENERS} ReadNodes ReadService ReadTargetHealth {steps}");
     check(world, |_| {}, &steps, reason).await;
+}
+
+/// A target whose node is excluded gets no more traffic, even if AWS lastingly rejects another step of the listener.
+#[rstest]
+#[case::forwarding(|world: &mut World| {
+    world.nodes = Ok(vec!["i-2"]);
+    world.object["spec"]["listeners"][0]["protocol"] = json!("HTTPS");
+    world.object["spec"]["listeners"][0]["certificateArn"] = json!("arn:c");
+    world.rejected = vec![("ModifyListener", spec_rejected())];
+}, "!ModifyListener DeregisterTargets", "SpecRejected")]
+#[case::registration(|world: &mut World| world.rejected = vec![("RegisterTargets", too_many_targets())],
+    "!RegisterTargets DeregisterTargets", "QuotaExceeded")]
+#[case::registration_of_the_only_targets(|world: &mut World| {
+    world.nodes = Ok(vec!["i-3"]);
+    world.aws.health.get_mut(GROUP).unwrap().iter_mut().for_each(|it| it.state = "unhealthy".into());
+    world.rejected = vec![("RegisterTargets", too_many_targets())];
+}, "!RegisterTargets", "QuotaExceeded")]
+#[case::all_calls(|world: &mut World| world.rejected = vec![("RegisterTargets", throttled())], "!RegisterTargets", "Throttled")]
+#[tokio::test]
+async fn excluded_target_is_removed_despite_a_rejection(
+    #[case] change: Change,
+    #[case] steps: &str,
+    #[case] reason: &str,
+) {
+    let mut world = World::new();
+    world.nodes = Ok(vec!["i-2", "i-3"]);
+    let is_removed = steps.contains("Deregister");
+    let steps = format!("{FOUND} {LISTENERS} ReadNodes ReadService ReadTargetHealth {steps}");
+    let (world, _) = check(world, change, &steps, reason).await;
+    let mut health = world.aws.health[GROUP].iter();
+    let removed = health.find(|it| it.is_draining());
+    let removed = removed.map(|it| &*it.target.instance);
+    assert_eq!(removed, is_removed.then_some("i-1"));
 }
 
 /// A listener that AWS rejects does not block the others; an error of all calls does.
