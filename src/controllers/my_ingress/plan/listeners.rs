@@ -219,11 +219,13 @@ impl<'a> Walker<'a> {
         }
         let registered = self.read_health(&group.arn)?;
         let released = released(service, registered);
-        let TargetChange { add, remove, hold } = TargetChange::of(registered, &route, &released);
-        let (mut rejected, mut is_redirected) = (BTreeSet::new(), false);
-        let registration = self.register(port, &group.arn, &add, registered, &route);
+        let (rejected, rejection) = self.rejected_targets(&group.arn);
+        let targets = &route - &rejected;
+        let TargetChange { add, remove, hold } = TargetChange::of(registered, &targets, &released);
+        let registration = self.register(port, &group.arn, &add, &targets, rejection);
         let is_registered = registration.is_continue();
-        go_on(registration.map_continue(|it| rejected = it))?;
+        go_on(registration)?;
+        let mut is_redirected = false;
         if is_registered {
             let forwarding = self.ensure_forwarding(found, listener, existing, group);
             go_on(forwarding.map_continue(|it| is_redirected = it))?;
@@ -239,11 +241,10 @@ impl<'a> Walker<'a> {
         // Health from before the listener forwarded to the group, or the target was added, proves nothing.
         let known = |it: &&TargetHealth| !is_redirected && !add.contains(&it.target);
         let health: Vec<_> = registered.iter().filter(known).collect();
-        let targets = &route - &rejected;
         let result = ListenerResult::of(port, &health, &targets, &found.security_groups);
         Continue(ListenerResult {
             total: count(route.len()),
-            in_progress: result.in_progress || !add.is_subset(&rejected) || !hold.is_empty(),
+            in_progress: result.in_progress || !add.is_empty() || !hold.is_empty(),
             ..result
         })
     }
@@ -401,16 +402,9 @@ impl<'a> Walker<'a> {
         Continue(())
     }
 
-    /// Registers the missing targets. Returns those that AWS rejects, which must not block others: an instance may
-    /// terminate before its node is deleted.
-    fn register(
-        &self,
-        port: u16,
-        group: &str,
-        add: &BTreeSet<InstanceTarget>,
-        registered: &[TargetHealth],
-        route: &BTreeSet<InstanceTarget>,
-    ) -> Walk<BTreeSet<InstanceTarget>> {
+    /// Returns the targets that AWS rejected, and the error. They must not block others: an instance may terminate before
+    /// its node is deleted.
+    fn rejected_targets(&self, group: &str) -> (BTreeSet<InstanceTarget>, Option<&'a AwsError>) {
         let (mut rejected, mut last) = (BTreeSet::new(), None);
         for (step, error) in &self.observed.rejected {
             if let Step::RegisterTargets(arn, targets) = step
@@ -422,18 +416,29 @@ impl<'a> Walker<'a> {
                 last = Some(error);
             }
         }
-        let accepted = add - &rejected;
-        let stays = |it: &TargetHealth| !it.is_draining() && route.contains(&it.target);
-        if !accepted.is_empty() {
-            self.take_step(Step::RegisterTargets(group.into(), accepted))?;
-        } else if let Some(error) = last.filter(|_| !registered.iter().any(stays)) {
+        (rejected, last)
+    }
+
+    /// Registers the missing targets among `targets`, which AWS accepts after this `rejection` of others.
+    fn register(
+        &self,
+        port: u16,
+        group: &str,
+        missing: &BTreeSet<InstanceTarget>,
+        targets: &BTreeSet<InstanceTarget>,
+        rejection: Option<&AwsError>,
+    ) -> Walk {
+        if !missing.is_empty() {
+            self.take_step(Step::RegisterTargets(group.into(), missing.clone()))?;
+        }
+        let Some(error) = rejection else {
+            return Continue(());
+        };
+        if targets.is_empty() {
             return end_rejected(error.clone());
         }
-        if let Some(error) = last {
-            let note = format!("Port {port}: AWS rejected some nodes as targets: {error}");
-            self.warning("Update", error.reason, note)?;
-        }
-        Continue(rejected)
+        let note = format!("Port {port}: AWS rejected some nodes as targets: {error}");
+        self.warning("Update", error.reason, note)
     }
 
     /// Ensures that the listener forwards to the group. Returns whether the listener was changed or created.

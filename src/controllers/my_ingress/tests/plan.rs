@@ -569,6 +569,21 @@ async fn rejected_target_does_not_block_the_others(
     check(world, |_| {}, &steps, reason).await;
 }
 
+/// No target waits for the health of one that AWS rejects.
+#[tokio::test]
+async fn rejected_target_does_not_hold_old_ones() {
+    let change = |world: &mut World| {
+        world.nodes = Ok(vec!["i-2", "i-3"]);
+        world.aws.rejected = ["i-3".into()].into();
+        world.aws.health.get_mut(GROUP).unwrap()[1].state = "unhealthy".into();
+    };
+    let steps = format!(
+        "{FOUND} {LISTENERS} ReadNodes ReadService ReadTargetHealth !RegisterTargets Emit:TargetsRejected DeregisterTargets"
+    );
+    let (world, _) = check(World::new(), change, &steps, "TargetsUnhealthy").await;
+    assert!(world.aws.health[GROUP][0].is_draining());
+}
+
 /// A target whose node is excluded gets no more traffic, even if AWS lastingly rejects another step of the listener.
 #[rstest]
 #[case::forwarding(|world: &mut World| {
