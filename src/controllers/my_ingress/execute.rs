@@ -20,6 +20,7 @@ use super::observe::Observed;
 use super::status::MyIngressReadiness;
 use super::step::{EventType, Intent, Step};
 use super::tags::TagOwnership;
+use super::warnings::Warnings;
 
 /// Error of a step.
 #[derive(Debug)]
@@ -60,6 +61,7 @@ pub(crate) struct Executor<A> {
     pub scope: WatchScope,
     pub aws: A,
     pub(crate) backends: Arc<Backends>,
+    pub(crate) warnings: Warnings,
 }
 
 impl<A: Aws> Executor<A> {
@@ -124,7 +126,9 @@ impl<A: Aws> Executor<A> {
             Step::RecordIntent(intent) => Self::record(cx, desired, observed, intent).await?,
             Step::Emit(EventType::Normal, action, reason, note) => cx.event(action, reason, note),
             Step::Emit(EventType::Warning, action, reason, note) => {
-                cx.warning(action, reason, note);
+                if self.warnings.insert(&cx.key, note) {
+                    cx.warning(action, reason, note);
+                }
             }
 
             Step::CreateLoadBalancer(load_balancer) => {

@@ -31,6 +31,7 @@ use self::namesakes::Namesakes;
 use self::observe::{Observed, now};
 use self::report::report;
 use self::tags::{CLUSTER_NAMESPACE, OwnershipTags};
+use self::warnings::Warnings;
 use super::reasons::OUT_OF_SCOPE;
 use crate::cli::RunConfig;
 
@@ -47,6 +48,7 @@ mod step;
 pub(crate) mod tags;
 #[cfg(test)]
 mod tests;
+mod warnings;
 
 /// Name of the controller in logs, metrics and `--controllers`.
 pub const NAME: &str = "myingress";
@@ -103,6 +105,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
                 scope: manager.scope.clone(),
                 aws: Elb::new(fence, metrics, &timings.aws()),
                 backends,
+                warnings: Warnings::default(),
             },
             ingresses: setup.objects.clone(),
             namesakes: Namesakes::default(),
@@ -157,6 +160,7 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
     fn forget(&self, key: &ObjectKey) {
         self.executor.backends.forget(key);
+        self.executor.warnings.forget(key);
         // A MyIngress with the same name in another namespace may wait for the name of the load balancer. One that is
         // being deleted does not; two of them would wake each other without end.
         let may_wait = |other: Arc<MyIngress>| other.metadata.deletion_timestamp.is_none();
@@ -196,6 +200,10 @@ impl<A: Aws> MyIngresses<A> {
         let Some(report) = report(&desired, &observed) else {
             return Ok(None);
         };
+        // A reconcile that failed may have ended before its warnings.
+        if report.requeue.is_ok() {
+            self.executor.warnings.retain(&cx.key, &observed.done);
+        }
         report
             .readiness
             .fill_status(&mut cx.status, report.listeners);

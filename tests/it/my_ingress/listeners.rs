@@ -49,6 +49,29 @@ async fn traffic_follows_the_nodes() {
     site.ready("web").await;
     site.has_listener_status(&[(80, 1, 2, "")]).await;
     assert_never_without_targets(&site.aws.calls());
+    // Later reconciles do not repeat the Event.
+    for _ in 0..2 {
+        site.aws.clear();
+        site.reconcile("web").await;
+        let is_rejected = |call: &Arc<Call>| call.code() == Some("InvalidTarget");
+        site.aws
+            .wait_for(SOON, |calls| calls.iter().any(is_rejected))
+            .await
+            .unwrap();
+    }
+    site.respec("web", json!({ "tags": { "last": "event" } }))
+        .await;
+    let notes = async |reason: &str, part: &str| {
+        let events = site.bed.events("web", reason).await.into_iter();
+        let notes = events.filter_map(|event| event.note);
+        notes.filter(|note| note.contains(part)).count()
+    };
+    until("the last Event is written", SOON, async || {
+        Ok((notes("Updated", "Corrected tags").await == 1).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(notes("TargetsRejected", "AWS rejected some nodes").await, 1);
 }
 
 /// Starts an operator, and a listener with a target at node port 30080 of each of two nodes.

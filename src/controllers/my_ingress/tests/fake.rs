@@ -38,6 +38,7 @@ use super::super::plan;
 use super::super::report::{Report, report};
 use super::super::step::Step;
 use super::super::tags::{CLUSTER, OwnershipTags};
+use super::super::warnings::Warnings;
 
 pub(super) const LOAD_BALANCER: &str = "arn:aws:elb:eu-1:1:web";
 pub(super) const LISTENER: &str = "arn:aws:elb:eu-1:1:listener-80";
@@ -669,6 +670,7 @@ impl World {
             scope: scope.map_or(WatchScope::Cluster, |it| WatchScope::Namespaces(vec![it])),
             aws,
             backends: Arc::new(backends),
+            warnings: Warnings::default(),
         };
         let events = Events::new(client.clone(), "test", "qm-0").0;
         let kind = KindContext::new(client, "test", store, Trigger::default(), events);
