@@ -48,9 +48,12 @@ pub(crate) fn route(
         return problem(SERVICE_PORT_NOT_FOUND, message);
     };
     let Some(node_port) = node_port_of(service, found).filter(|it| *it != 0) else {
-        let message = format!(
-            "Service {name} has no node port: write type: NodePort or type: LoadBalancer in it"
-        );
+        let advice = if type_of(service) == Some("LoadBalancer") {
+            "set spec.allocateLoadBalancerNodePorts: true, or write type: NodePort in it"
+        } else {
+            "write type: NodePort or type: LoadBalancer in it"
+        };
+        let message = format!("Service {name} has no node port: {advice}");
         return problem(NO_NODE_PORT, message);
     };
     let nodes = match nodes {
@@ -97,9 +100,12 @@ pub(crate) fn released(
 /// Returns the node port that the apiserver has allocated. It does not check the number in a Service of another type, such
 /// as `ExternalName`: that may be the node port of another Service, or a port of the node itself.
 fn node_port_of(service: &Service, port: &ServicePort) -> Option<u16> {
-    let type_ = service.spec.as_ref()?.type_.as_deref();
-    let is_allocated = matches!(type_, None | Some("NodePort" | "LoadBalancer"));
+    let is_allocated = matches!(type_of(service), None | Some("NodePort" | "LoadBalancer"));
     u16::try_from(port.node_port.filter(|_| is_allocated)?).ok()
+}
+
+fn type_of(service: &Service) -> Option<&str> {
+    service.spec.as_ref()?.type_.as_deref()
 }
 
 fn is_tcp(port: &ServicePort) -> bool {
@@ -272,6 +278,16 @@ mod tests {
         let problem = route(service.as_ref(), &listener(), Some(&nodes)).unwrap_err();
         assert_eq!(problem.reason, reason);
         assert!(problem.message.starts_with(expected), "{problem:?}");
+    }
+
+    #[test]
+    fn load_balancer_may_have_no_node_port() {
+        let mut service = service(&json!([{ "port": 80 }]));
+        service.spec.as_mut().unwrap().type_ = Some("LoadBalancer".into());
+        let problem = route(Some(&service), &listener(), Some(&Ok(nodes(&["i-1"])))).unwrap_err();
+        assert_eq!(problem.reason, NO_NODE_PORT);
+        let advice = "set spec.allocateLoadBalancerNodePorts: true, or write type: NodePort in it";
+        assert!(problem.message.ends_with(advice), "{problem:?}");
     }
 
     type Few<'a> = &'a [(&'a str, u16)];

@@ -195,7 +195,7 @@ pub const REASONS: &[Reason] = &[
     reason("NamespaceTerminating", &[MA, APP], "The namespace is being deleted, so the operator can create nothing in it.", Poll, "Wait."),
     reason("ServiceNotFound", &[MI], "The Service of a listener does not exist. The operator removes the listener's targets and keeps the listener.", On("the Service is created"), "Create the Service, or remove the listener."),
     reason("ServicePortNotFound", &[MI], "The Service has no such port over TCP. The message lists the ports that it has.", On("the Service changes"), "Correct the port in the listener or in the Service."),
-    reason("NoNodePort", &[MI], "The Service has no port on the nodes. The operator removes the listener's targets.", On("the Service changes"), "Give the Service `type: NodePort` or `type: LoadBalancer`."),
+    reason("NoNodePort", &[MI], "The Service has no port on the nodes. The operator removes the listener's targets.", On("the Service changes"), "Give the Service `type: NodePort`, or `type: LoadBalancer` without `allocateLoadBalancerNodePorts: false`."),
 
     // The receiver.
     reason("Unreachable", &[CP], "The test message failed for a cause that may pass, such as a timeout.", Backoff, "Check the URL and the network between the operator and the receiver, and NetworkPolicies."),
