@@ -135,6 +135,12 @@ impl Observed {
         self.created.as_ref().or(self.load_balancer.as_ref())
     }
 
+    /// Returns whether the operator requested the load balancer, and no earlier reconcile found it.
+    pub(crate) fn is_newly_created(&self) -> bool {
+        let is_awaited = |alb: &Alb| alb.creation_requested_at.is_some() && alb.dns.is_none();
+        self.created.is_some() || self.recorded.alb.as_ref().is_some_and(is_awaited)
+    }
+
     /// Returns whether AWS has no load balancer and rejected its creation.
     pub(crate) fn lacks_load_balancer(&self) -> bool {
         let mut rejected = self.rejected.iter();

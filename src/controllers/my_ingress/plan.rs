@@ -249,7 +249,7 @@ impl<'a> Walker<'a> {
         if ownership.relation != Ownership::Owned {
             let adopted = format!("Adopted load balancer {name}: {arn}");
             self.normal("Adopt", "Adopted", adopted)?;
-        } else if self.observed.created.is_some() {
+        } else if self.observed.is_newly_created() {
             let created = format!("Created load balancer {name}: {arn}");
             self.normal("Create", "Created", created)?;
         } else if !changed.is_empty() {

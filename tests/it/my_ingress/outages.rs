@@ -109,6 +109,8 @@ async fn late_load_balancer_is_created_once() {
     site.ready("web").await;
     assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
     assert_eq!(counted(&site.aws.calls())["CreateLoadBalancer"], 1);
+    site.bed.event("web", "Created").await;
+    assert_eq!(site.bed.events("web", "Created").await.len(), 1);
     let writes = site.writes(since).await;
     assert!(
         writes.len() <= 5,

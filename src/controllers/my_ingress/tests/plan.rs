@@ -107,6 +107,10 @@ type Change = fn(&mut World);
     *alb(world) = json!({ "creationRequestedAt": ago(5) });
     world.aws.hidden.insert(LOAD_BALANCER.into());
 }, "FindLoadBalancer RecordCreateLoadBalancer CreateLoadBalancer ReadTags", "Creating")]
+#[case::shown_late(|world: &mut World| *alb(world) = json!({ "arn": LOAD_BALANCER, "creationRequestedAt": ago(30) }),
+    "ReadRegion FindLoadBalancer ReadTags Emit:Created", "Ready")]
+#[case::shown_after_a_lost_answer(|world: &mut World| *alb(world) = json!({ "creationRequestedAt": ago(5) }),
+    "FindLoadBalancer ReadTags Emit:Created", "Ready")]
 #[tokio::test]
 async fn load_balancer_is_found_or_created(
     #[case] change: Change,
