@@ -288,7 +288,7 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
             return Self::answered(code, message, answer.raw().status().as_u16());
         }
         let causes = telemetry::causes(&error);
-        if chain(&error).any(|cause| cause.is::<CredentialsError>()) {
+        if chain(&error).any(is_about_credentials) {
             if chain(&error).any(sts_failed) {
                 let message = format!("AWS gave the operator no credentials: {causes}");
                 return Self::unsent(Class::Transient, UNAVAILABLE, message);
@@ -310,6 +310,10 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
     iter::successors(Some(error), |&cause| cause.source())
 }
 
+fn is_about_credentials(cause: &(dyn Error + 'static)) -> bool {
+    cause.is::<CredentialsError>()
+}
+
 /// Returns whether the cause is a request for credentials that STS did not answer, or answered with an error of its own.
 /// The operator's configuration is then not the problem, unlike after a rejection.
 fn sts_failed(cause: &(dyn Error + 'static)) -> bool {
@@ -319,9 +323,9 @@ fn sts_failed(cause: &(dyn Error + 'static)) -> bool {
                 let status = answer.raw().status().as_u16();
                 AwsError::answered(answer.err().code(), None, status).class == Class::Transient
             }
-            // A role may need credentials of another source, whose own error counts.
-            None | Some(SdkError::ConstructionFailure(_)) => false,
-            Some(_) => true,
+            // A request that lacks credentials itself was never sent.
+            Some(error) => !chain(error).any(is_about_credentials),
+            None => false,
         }
     }
     failed::<AssumeRoleWithWebIdentityError>(cause) || failed::<AssumeRoleError>(cause)

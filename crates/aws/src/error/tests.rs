@@ -134,8 +134,10 @@ fn missing_answer_is_classified_by_its_cause() {
 #[case::throttled(|| sts_answered("Throttling", 400), Class::Transient, "AWSUnavailable")]
 #[case::denied(|| sts_answered("AccessDenied", 403), Class::Slow, "CredentialsMissing")]
 #[case::expired(|| sts_answered("ExpiredTokenException", 400), Class::Slow, "CredentialsMissing")]
-#[case::without_other_credentials(
-    || Sts::construction_failure(CredentialsError::not_loaded_no_source()), Class::Slow, "CredentialsMissing")]
+#[case::without_other_credentials(|| {
+    let missing = CredentialsError::not_loaded_no_source();
+    Sts::dispatch_failure(ConnectorError::other(missing.into(), None))
+}, Class::Slow, "CredentialsMissing")]
 fn failed_request_for_credentials_is_classified_by_its_cause(
     #[case] cause: fn() -> Sts,
     #[case] class: Class,
