@@ -1,7 +1,8 @@
 //! `MyIngress`: an AWS load balancer.
 //!
 //! A reconcile takes the steps that [`plan::next`] derives from the observed state, one after the other, until no step
-//! is left. Then [`report::report`] computes the condition and the status from the observed state.
+//! is left. Then [`report::report`] computes the condition and the status from the observed state. A reconcile that the
+//! rate limits of AWS calls delay leaves the remaining changes of listeners to the next one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +19,12 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
 use qm_runtime::objects::Objects;
-use qm_runtime::outcome::{EventPolicy, Outcome};
+use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::SyncState;
 use qm_runtime::{ObjectKey, WatchScope};
 use tokio::sync::OnceCell;
+use tokio::time::Instant;
 
 use self::backends::Backends;
 use self::build::Desired;
@@ -30,6 +32,7 @@ use self::execute::{Executor, StepError, read_error};
 use self::namesakes::Namesakes;
 use self::observe::{Observed, now};
 use self::report::report;
+use self::step::Step;
 use self::tags::{CLUSTER_NAMESPACE, OwnershipTags};
 use self::warnings::Warnings;
 use super::reasons::OUT_OF_SCOPE;
@@ -78,6 +81,8 @@ pub(crate) struct MyIngresses<A> {
     cluster: OnceCell<String>,
     sync_period: Duration,
     consistency_window: Duration,
+    /// Timeout of a reconcile, at which the runtime drops it.
+    timeout: Duration,
 }
 
 /// Adds the controller.
@@ -113,6 +118,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             cluster: OnceCell::new(),
             sync_period: timings.aws_sync_period,
             consistency_window: timings.aws_consistency_window,
+            timeout: timings.reconcile_timeout,
         })
     })
 }
@@ -174,8 +180,10 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
 impl<A: Aws> MyIngresses<A> {
     /// Takes all steps and fills the draft of the status. Returns `None` once AWS has nothing left of a deleted
-    /// `MyIngress`.
+    /// `MyIngress`. After half of the timeout, the next reconcile continues with the listeners.
     async fn converge(&self, cx: &mut Context<MyIngress>) -> Result<Option<Outcome>> {
+        // The other half is for the call in flight, and for reads after it.
+        let deadline = Instant::now() + self.timeout / 2;
         let cluster = self.cluster(cx).await?;
         let (object, owner) = (Arc::clone(&cx.object), cx.owner.clone());
         let tags = OwnershipTags {
@@ -185,13 +193,21 @@ impl<A: Aws> MyIngresses<A> {
         let desired = Desired::of(&object, tags);
         let mut observed = Observed::new(Arc::clone(&object), self.consistency_window);
         while let Some(step) = plan::next(&desired, &observed) {
+            // A reconcile that has changed nothing would end at the same step again.
+            if step.changes_listeners()
+                && observed.done.iter().any(Step::changes_listeners)
+                && Instant::now() >= deadline
+            {
+                keep_draft(cx, &observed);
+                let at_once = Requeue::After(Duration::ZERO);
+                return Ok(Some(Outcome::unchanged().requeue(at_once)));
+            }
             let executed = self.executor.execute(cx, &desired, &mut observed, &step);
             match executed.await {
                 Ok(()) => observed.done.push(step),
                 Err(StepError::Aws(error)) => observed.reject(step, error),
                 Err(StepError::Reconcile(error)) => {
-                    cx.status.alb = observed.alb();
-                    cx.status.listeners.clone_from(&observed.draft.listeners);
+                    keep_draft(cx, &observed);
                     return Err(error);
                 }
             }
@@ -237,4 +253,10 @@ impl<A: Aws> MyIngresses<A> {
         };
         self.cluster.get_or_try_init(read).await.map(String::as_str)
     }
+}
+
+/// Fills the draft of the status at the end of a reconcile with steps left.
+fn keep_draft(cx: &mut Context<MyIngress>, observed: &Observed) {
+    cx.status.alb = observed.alb();
+    cx.status.listeners.clone_from(&observed.draft.listeners);
 }

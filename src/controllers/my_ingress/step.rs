@@ -59,6 +59,23 @@ pub(crate) enum Step {
     DeleteListener(String),
 }
 
+impl Step {
+    /// Returns whether the step changes a listener or a target group in AWS, apart from tags.
+    pub(crate) fn changes_listeners(&self) -> bool {
+        matches!(
+            self,
+            Self::CreateTargetGroup(..)
+                | Self::SetHealthCheck(..)
+                | Self::RegisterTargets(..)
+                | Self::DeregisterTargets(..)
+                | Self::DeleteTargetGroup(_)
+                | Self::CreateListener(..)
+                | Self::ModifyListener(..)
+                | Self::DeleteListener(_)
+        )
+    }
+}
+
 /// Resources in AWS that a `MyIngress` owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnedResource {

@@ -1,9 +1,12 @@
 //! Properties: reconciles converge and leave unowned resources unchanged, whatever AWS has and rejects.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use qm_api::common::{ADOPT_BY, OWNER_UID};
 use qm_aws::{AwsError, Tags};
 use qm_runtime::error::Class;
+use qm_runtime::outcome::{Progress, Requeue};
 use serde_json::{Value, json};
 
 use super::super::tags::CLUSTER;
@@ -145,6 +148,33 @@ async fn converge(world: &mut World) {
         }
     }
     panic!("no convergence: {:?}", world.reconcile().await.steps);
+}
+
+/// The rate limits of AWS calls may delay the steps. With a timeout of zero, each change of a listener is late.
+#[tokio::test]
+async fn late_reconcile_leaves_listeners_to_the_next_one() {
+    let new = || {
+        let mut world = World::empty();
+        world.object["spec"]["listeners"] = json!([http(80), http(81), http(82)]);
+        world
+    };
+    let mut world = new();
+    // Each listener needs a target group, targets and the listener itself.
+    for _ in 0..8 {
+        let outcome = world.reconcile_within(Duration::ZERO).await;
+        assert_eq!(outcome.progress, Progress::Unchanged, "{outcome:?}");
+        assert_eq!(outcome.requeue, Requeue::After(Duration::ZERO));
+        let (status, created) = (&world.object["status"], world.aws.load_balancer.as_ref());
+        assert_eq!(status["alb"]["arn"], created.unwrap().arn);
+        assert_eq!(status["listeners"].as_array().unwrap().len(), 3);
+    }
+    let outcome = world.reconcile_within(Duration::ZERO).await;
+    assert_eq!(outcome.reason, "Provisioning");
+    assert_eq!((world.aws.listeners.len(), world.aws.groups.len()), (3, 3));
+    assert_eq!(world.aws.created, 7, "nothing is created twice");
+
+    let outcome = new().reconcile_within(Duration::from_hours(1)).await;
+    assert_eq!(outcome.reason, "Provisioning");
 }
 
 proptest! {

@@ -23,16 +23,19 @@ use qm_runtime::controller::{Context, KindContext};
 use qm_runtime::error::Class;
 use qm_runtime::events::Events;
 use qm_runtime::objects::Objects;
-use qm_runtime::outcome::Requeue;
+use qm_runtime::outcome::{Outcome, Requeue};
 use qm_runtime::ownership::Owner;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::Index;
 use serde_json::{Value, from_value, json, to_value};
+use tokio::sync::OnceCell;
 use tower::{BoxError, service_fn};
 
+use super::super::MyIngresses;
 use super::super::backends::Backends;
 use super::super::build::Desired;
 use super::super::execute::{Executor, StepError};
+use super::super::namesakes::Namesakes;
 use super::super::observe::{Observed, now};
 use super::super::plan;
 use super::super::report::{Report, report};
@@ -637,6 +640,32 @@ impl World {
             self.object["status"] = to_value(status).unwrap();
         }
         reconciled
+    }
+
+    /// Reconciles once with the loop of the controller and this timeout, and stores the status.
+    pub(crate) async fn reconcile_within(&mut self, timeout: Duration) -> Outcome {
+        let object: MyIngress = from_value(self.object.clone()).unwrap();
+        let aws = FakeAws(Arc::new(Mutex::new(self.aws.clone())));
+        let state = Arc::clone(&aws.0);
+        let stored = Arc::new(Mutex::new(self.object.clone()));
+        let (executor, kind) = self.executor(aws, Arc::clone(&stored));
+        let owner = Owner::of(&object).unwrap();
+        let mut cx = Context::new(kind, Arc::new(object), owner);
+        let ingresses = MyIngresses {
+            executor,
+            ingresses: Objects::default(),
+            namesakes: Namesakes::default(),
+            trigger: Trigger::default(),
+            cluster: OnceCell::new_with(Some("c1".into())),
+            sync_period: Duration::from_mins(10),
+            consistency_window: Duration::from_mins(1),
+            timeout,
+        };
+        let outcome = ingresses.converge(&mut cx).await.unwrap().unwrap();
+        self.aws = state.lock().unwrap().clone();
+        self.object = stored.lock().unwrap().clone();
+        self.object["status"] = to_value(&cx.status).unwrap();
+        outcome
     }
 
     fn executor(
