@@ -132,6 +132,25 @@ pub fn upgraded(
     entries
 }
 
+/// Returns the entries after the fields at `paths` became applied fields of `manager`, which applied the object, whoever
+/// owns them, so that the next apply removes them; `None` if all of them are.
+pub(crate) fn claimed(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    paths: &[Path],
+) -> Option<Vec<ManagedFieldsEntry>> {
+    let mut entries = managed.to_vec();
+    let own = entries
+        .iter_mut()
+        .find(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
+    let applied = &mut own.fields_v1.as_mut()?.0;
+    let before = applied.clone();
+    for path in paths {
+        join(applied, nested(path, Value::Object(Map::new())));
+    }
+    (*applied != before).then_some(entries)
+}
+
 /// Returns whether a manager other than `manager` owns a field at `path`.
 pub fn is_owned_by_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
     managed.iter().any(|entry| {
@@ -665,9 +684,9 @@ fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>
 }
 
 /// Returns a set with `field` at `path`.
-fn nested(path: &[&str], field: Value) -> Value {
+fn nested(path: &[impl AsRef<str>], field: Value) -> Value {
     path.iter().rev().fold(field, |inner, name| {
-        Value::Object([((*name).to_owned(), inner)].into_iter().collect())
+        Value::Object([(name.as_ref().to_owned(), inner)].into_iter().collect())
     })
 }
 

@@ -25,6 +25,7 @@ use qm_runtime::children::{Children, Quirks};
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::{Advice, CONTESTED};
 use qm_runtime::error::{Class, Error, Result};
+use qm_runtime::fields::Path;
 use qm_runtime::manager::Manager;
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue};
 use qm_runtime::{ObjectKey, short_digest};
@@ -308,18 +309,15 @@ impl AppServices {
     }
 
     /// Applies the Service. A node port that the spec no longer names keeps its number even if the rest of the port
-    /// changes: the apiserver matches ports by name alone.
+    /// changes, unless another port gets the number: the apiserver matches ports by name alone.
     async fn ensure_service(&self, cx: &Context<AppService>, service: Service) -> Result<()> {
-        let unnamed: Vec<_> = ports(&service)
+        let unnamed: Vec<Path> = ports(&service)
             .filter(|port| port.node_port.is_none())
-            .map(|port| {
-                let protocol = port.protocol.as_deref().unwrap_or(TCP);
-                format!("k:{{\"port\":{},\"protocol\":\"{protocol}\"}}", port.port)
-            })
+            .map(node_port_path)
             .collect();
-        let released: Vec<_> = unnamed
+        let released: Vec<Vec<&str>> = unnamed
             .iter()
-            .map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat())
+            .map(|path| path.iter().map(String::as_str).collect())
             .collect();
         let released: Vec<_> = released.iter().map(Vec::as_slice).collect();
         let quirks = service_quirks(&released);
@@ -420,6 +418,7 @@ fn has_duplicate_ports(ports: &[ContainerPort]) -> bool {
 fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
     Quirks {
         released,
+        reassigned: moved_node_ports,
         ignored: ignored_a_node_port,
         clear_allocated: clear_node_ports,
         renumbered: &["port"],
@@ -433,6 +432,30 @@ fn service_quirks<'a>(released: &'a [&'a [&'a str]]) -> Quirks<'a, Service> {
 fn duplicate_node_port(status: &Status) -> Option<&'static str> {
     let is_duplicate = status.message.starts_with("duplicate nodePort");
     is_duplicate.then_some("spec.ports[0].nodePort")
+}
+
+/// Returns the live node ports that the desired Service requests for other ports.
+fn moved_node_ports(desired: &Service, live: &Service) -> Vec<Path> {
+    let has_moved = |port: &&ServicePort| {
+        let live_port =
+            ports(live).find(|it| (it.port, &it.protocol) == (port.port, &port.protocol));
+        let number = live_port.and_then(|it| it.node_port);
+        let is_requested =
+            || ports(desired).any(|it| (it.node_port, &it.protocol) == (number, &port.protocol));
+        port.node_port.is_none() && number.is_some() && is_requested()
+    };
+    ports(desired)
+        .filter(has_moved)
+        .map(node_port_path)
+        .collect()
+}
+
+/// Returns the path of a port's node port, in the form of `managedFields`.
+fn node_port_path(port: &ServicePort) -> Path {
+    let protocol = port.protocol.as_deref().unwrap_or(TCP);
+    let item = format!("k:{{\"port\":{},\"protocol\":\"{protocol}\"}}", port.port);
+    let path = [SERVICE_PORTS, &[item.as_str(), "f:nodePort"]].concat();
+    path.into_iter().map(str::to_owned).collect()
 }
 
 /// Removes the live Service's node ports from the desired one: the apiserver would reject them as allocated.

@@ -282,6 +282,47 @@ async fn node_port_stays_when_other_ports_change() {
     panic!("the apiserver holds three node ports allocated that no Service has");
 }
 
+/// The number of a port moves to another port of the same app, whether the cluster or a spec chose it.
+#[tokio::test]
+async fn node_port_moves_to_another_port() {
+    let bed = Bed::shared("moved-port").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let port = |name: &str, number: u16, node_port: Option<i32>| {
+        let mut port = json!({ "name": name, "port": number });
+        if let Some(node_port) = node_port {
+            port["nodePort"] = json!(node_port);
+        }
+        port
+    };
+    let ports =
+        |a: Option<i32>, b: Option<i32>| with("ports", json!([port("a", 80, a), port("b", 81, b)]));
+    let node_ports = async || {
+        ready(&bed, "web").await;
+        let service: Service = bed.api().get("web").await.unwrap();
+        let mut ports = service.spec.unwrap().ports.unwrap();
+        ports.sort_by_key(|port| port.port);
+        (ports[0].node_port, ports[1].node_port)
+    };
+    app(&bed, "web", ports(None, None)).await;
+    let (first, _) = node_ports().await;
+    // The cluster chose the number, so no manager owns the field.
+    respec(&bed, "web", ports(None, first)).await;
+    let (a, b) = node_ports().await;
+    assert!(a.is_some() && a != first && b == first, "{a:?} {b:?}");
+    // The operator applied the field.
+    respec(&bed, "web", ports(first, None)).await;
+    let (a, b) = node_ports().await;
+    assert!(a == first && b.is_some() && b != first, "{a:?} {b:?}");
+    respec(&bed, "web", ports(a, b)).await;
+    assert_eq!(node_ports().await, (a, b));
+    respec(&bed, "web", ports(b, None)).await;
+    let (now_a, now_b) = node_ports().await;
+    assert!(
+        now_a == b && now_b.is_some() && now_b != b,
+        "{now_a:?} {now_b:?}"
+    );
+}
+
 /// The app waits for a node port that another Service holds, and quotes the apiserver; the same for a node port when
 /// the range is full.
 #[tokio::test]

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::child_cache::ConfirmedMatch;
 use crate::drift::Drift;
 use crate::error::{Class, Error, QUOTA_EXCEEDED, Result, WRITE_FAILED, WRITE_REJECTED};
-use crate::fields::{self, Projection, content};
+use crate::fields::{self, Path, Projection, content};
 use crate::ownership::{Owner, Ownership};
 use crate::raw_object::BoundedObject;
 use crate::{ObjectKey, managed_fields, short_digest, write};
@@ -128,6 +128,10 @@ pub struct Quirks<'a, K> {
     pub initial: Option<K>,
     /// Fields that the operator releases and whose values stay, as paths in the form of `managedFields`.
     pub released: &'a [&'a [&'a str]],
+    /// Returns the fields of the live object (the second) whose values the desired object (the first) gives to other list
+    /// items, although two items may not have the same value. The apply removes these fields, even `released` ones and
+    /// those that no manager owns.
+    pub reassigned: fn(&K, &K) -> Vec<Path>,
     /// Returns whether the apiserver ignored values of the applied object (the first), as the live object (the second)
     /// shows. The operator then applies the object again.
     pub ignored: fn(&K, &K) -> bool,
@@ -150,6 +154,7 @@ impl<K> Default for Quirks<'_, K> {
         Self {
             initial: None,
             released: &[],
+            reassigned: |_, _| Vec::new(),
             ignored: |_, _| false,
             clear_allocated: |_, _| (),
             renumbered: &[],
@@ -352,7 +357,12 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         matched: Option<&ConfirmedMatch>,
         has_drifted: bool,
     ) -> Result<Option<K>> {
-        let (manager, released) = (self.field_manager, self.quirks.released);
+        let manager = self.field_manager;
+        let reassigned = (self.quirks.reassigned)(&self.object, live);
+        let released = self.quirks.released.iter().copied();
+        let released: Vec<&[&str]> = released
+            .filter(|path| reassigned.iter().all(|reassigned| reassigned != path))
+            .collect();
         let is_owned = *ownership == Ownership::Owned;
         let mut entries = None;
         let mut patch = json!({});
@@ -361,12 +371,12 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             // otherwise have neither the label nor the consent.
             patch = self.owner.ownership_patch(live.meta());
         }
-        if !is_owned || managed_fields::needs_upgrade(managed_fields_of(live), manager, released) {
+        if !is_owned || managed_fields::needs_upgrade(managed_fields_of(live), manager, &released) {
             entries = Some(managed_fields::upgraded(
                 managed_fields_of(live),
                 manager,
                 &self.sent,
-                released,
+                &released,
                 is_owned,
             ));
         }
@@ -386,6 +396,12 @@ impl<'a, K: ChildKind> Applied<'a, K> {
             if let Some(taken) = managed_fields::transfer(now, manager, &renumbered) {
                 entries = Some(taken.entries);
             }
+        }
+        let now = entries
+            .as_deref()
+            .unwrap_or_else(|| managed_fields_of(live));
+        if let Some(claimed) = managed_fields::claimed(now, manager, &reassigned) {
+            entries = Some(claimed);
         }
         match entries {
             Some(entries) => {

@@ -225,6 +225,26 @@ fn transfer_takes_the_fields_from_every_manager_and_nothing_else() {
     );
 }
 
+#[test]
+fn claimed_field_is_applied_whether_or_not_a_manager_owns_it() {
+    let managed = [
+        entry(MANAGER, APPLY, "", ports(&[80])),
+        entry("flux", APPLY, "", ports(&[8080])),
+    ];
+    let node_port = path(&["f:spec", "f:ports", &port(80), "f:nodePort"]);
+    let paths = [node_port.clone(), path(&["f:spec", "f:ports", &port(8080)])];
+    let after = claimed(&managed, MANAGER, &paths).unwrap();
+    let mut applied = ports(&[80]);
+    applied["f:spec"]["f:ports"][port(80)]["f:nodePort"] = json!({});
+    applied["f:spec"]["f:ports"][port(8080)] = json!({});
+    assert_eq!(
+        after,
+        [entry(MANAGER, APPLY, "", applied), managed[1].clone()]
+    );
+    assert_eq!(claimed(&after, MANAGER, &paths), None);
+    assert_eq!(claimed(&managed, MANAGER, &[]), None);
+}
+
 const CONTAINER: [&str; 5] = [
     "f:spec",
     "f:template",
