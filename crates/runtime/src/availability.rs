@@ -84,7 +84,7 @@ impl Availability {
         }
     }
 
-    /// Records that a reconcile failed with a 5xx that does not come from a webhook. Does nothing unless the last write
+    /// Records that a reconcile failed with a 5xx that is not about its object alone. Does nothing unless the last write
     /// failed too, because the 5xx may be the answer to a read.
     pub(crate) fn reconcile_failed(&self) {
         if !self.0.last_write_failed.load(Ordering::Acquire) {
@@ -131,6 +131,12 @@ impl Availability {
     /// Returns the number of outages that have ended.
     pub fn outages_ended(&self) -> u64 {
         *self.0.ended_outages.borrow()
+    }
+
+    /// Returns the number of reconciles whose writes failed since the last successful write.
+    #[cfg(test)]
+    pub(crate) fn failed_writes(&self) -> u32 {
+        self.0.failed_writes.load(Ordering::Acquire)
     }
 
     /// Begins an outage of writes alone.
@@ -204,17 +210,16 @@ mod tests {
     #[test]
     fn failed_reconciles_count_only_while_writes_fail() {
         let availability = Availability::default();
-        let failed = || availability.0.failed_writes.load(Ordering::Acquire);
         availability.answered(false, Some(503), None);
         availability.reconcile_failed();
-        assert_eq!(failed(), 0, "a read failed");
+        assert_eq!(availability.failed_writes(), 0, "a read failed");
         availability.answered(true, Some(500), None);
         availability.reconcile_failed();
         availability.reconcile_failed();
         availability.answered(false, Some(200), None);
-        assert_eq!(failed(), 2);
+        assert_eq!(availability.failed_writes(), 2);
         availability.answered(true, Some(201), None);
         availability.reconcile_failed();
-        assert_eq!(failed(), 0);
+        assert_eq!(availability.failed_writes(), 0);
     }
 }

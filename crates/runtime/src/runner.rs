@@ -810,7 +810,8 @@ impl<R: Reconcile> Runner<R> {
         let until = self.asked_to_wait(error, paused);
         let is_retried = class == Class::Transient
             || (class != Class::Stale && self.availability.is_in_outage());
-        if api_status(error).is_some_and(is_server_error) {
+        // A 5xx of another class, such as that of a full node-port range, says nothing about other writes.
+        if class == Class::Transient && api_status(error).is_some_and(is_server_error) {
             self.availability.reconcile_failed();
         }
         if is_retried || until.is_some() {

@@ -371,9 +371,10 @@ pub(crate) struct DeploymentState {
 
 /// Returns whether the apiserver rejected a Service because the requested node port, or every node port, is in use.
 fn is_node_port_taken(status: &Status) -> bool {
-    status
-        .message
-        .contains("provided port is already allocated")
+    duplicate_node_port(status).is_some()
+        || status
+            .message
+            .contains("provided port is already allocated")
         || status.message.contains("failed to allocate a nodePort")
 }
 

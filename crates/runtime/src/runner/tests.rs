@@ -418,6 +418,28 @@ fn apiserver_error_differs_from_a_webhook_error(
     );
 }
 
+/// An apiserver that stores nothing fails the writes of any object.
+#[rstest]
+#[case::transient(Class::Transient, 1)]
+#[case::about_the_object(Class::Waiting, 0)]
+#[tokio::test]
+async fn server_error_that_the_controller_explains_is_no_failed_write(
+    #[case] class: Class,
+    #[case] expected: u32,
+) {
+    let availability = Availability::default();
+    let runner = runner(Arc::new(Failing::default()), limits(1), &availability);
+    availability.answered(true, Some(500), None);
+    let status =
+        json!({ "status": "Failure", "message": "", "reason": "InternalError", "code": 500 });
+    let failure = Failure {
+        class,
+        ..failure(status)
+    };
+    runner.failed(&ObjectKey::new("n", "x"), &failure, None);
+    assert_eq!(availability.failed_writes(), expected);
+}
+
 #[tokio::test(start_paused = true)]
 async fn apiserver_that_flaps_does_not_defeat_the_backoff() {
     let availability = Availability::default();

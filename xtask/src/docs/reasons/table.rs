@@ -247,7 +247,7 @@ pub const REASONS: &[Reason] = &[
     reason("DeploymentPaused", &[APP], "Somebody paused the Deployment, so changes do not reach the Pods.", On("the Deployment is resumed"), "Run the command in the message: `kubectl rollout resume`."),
     reason("ProgressDeadlineExceeded", &[APP], "The Deployment made no progress for 10 minutes, and no Pod says why.", On("the Deployment changes"), "Look at the Pods and their Events."),
     reason("ScalingInactive", &[APP], "The autoscaler's condition `ScalingActive` has been False for 5 minutes. The Pods are available.", Text("the autoscaler retries every 15 s"), "Do what the message says, such as installing a metrics server."),
-    reason("NodePortTaken", &[APP], "Another Service has the node port, or the range is full.", Poll, "Choose another `nodePort`, or none. Kubernetes may take 10 minutes to release one."),
+    reason("NodePortTaken", &[APP], "Another port, often of another Service, has the node port, or the range is full.", Poll, "Choose another `nodePort`, or none. Kubernetes may take 10 minutes to release one."),
 
     // AWS.
     reason("Creating", &[MI], "The operator requested the load balancer, and AWS does not show it yet.", Poll, "Wait."),
