@@ -562,7 +562,12 @@ fn steps(field: &str) -> Vec<PathStep> {
         } else {
             rest = rest.strip_prefix('.').unwrap_or(rest);
             let (name, after) = rest.split_at(rest.find(['.', '[']).unwrap_or(rest.len()));
-            steps.push(PathStep::Field(name.to_owned()));
+            let mut name = name.to_owned();
+            // The apiserver names the field `loadBalancerSourceRanges` of a Service as Go does.
+            if let Some(first) = name.get_mut(..1) {
+                first.make_ascii_lowercase();
+            }
+            steps.push(PathStep::Field(name));
             rest = after;
         }
     }

@@ -327,6 +327,30 @@ async fn change_of_the_app_applies_although_a_sibling_field_forbids_it() {
     );
 }
 
+/// Source ranges of another client fit a Service of type `LoadBalancer` only.
+#[tokio::test]
+async fn service_type_changes_although_a_field_of_another_manager_forbids_it() {
+    let bed = Bed::shared("ranges").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }], "serviceType": "LoadBalancer" });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    let ranges = vec![add("/spec/loadBalancerSourceRanges", json!(["10.0.0.0/8"]))];
+    edit::<Service>(&bed, "firewall", ranges).await;
+    reconciled(&bed, "web").await;
+    spec["serviceType"] = json!("NodePort");
+    respec(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    let now = service(&bed, "web").await.spec.unwrap();
+    assert_eq!(now.type_.as_deref(), Some("NodePort"));
+    assert_eq!(now.load_balancer_source_ranges, None);
+    let message = bed.event("web", "DriftCorrected").await;
+    assert!(
+        message.contains("spec.loadBalancerSourceRanges of ") && message.contains("firewall"),
+        "{message}"
+    );
+}
+
 /// A spec that the apiserver rejects by itself takes nothing from others.
 #[tokio::test]
 async fn invalid_spec_takes_nothing_from_other_managers() {

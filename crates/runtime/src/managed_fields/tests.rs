@@ -328,6 +328,7 @@ fn smallest_item_or_map_with_a_desired_field_is_found(
 #[rstest]
 #[case::foreign_item("spec.ports[1].name", ports(&[8080]), &["f:spec", "f:ports", "k:{\"port\":8080,\"protocol\":\"TCP\"}"])]
 #[case::foreign_field("spec.externalTrafficPolicy", json!({ "f:spec": { "f:externalTrafficPolicy": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:externalTrafficPolicy"])]
+#[case::field_in_upper_case("spec.LoadBalancerSourceRanges", json!({ "f:spec": { "f:loadBalancerSourceRanges": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:loadBalancerSourceRanges"])]
 #[case::no_other_manager("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
 fn conflicting_fields_of_a_service_are_found(
     #[case] field: &str,
