@@ -488,3 +488,54 @@ fn ports(service: &Service) -> impl Iterator<Item = &ServicePort> {
         .iter()
         .flat_map(|spec| spec.ports.iter().flatten())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[rstest]
+    #[case::two_ports("duplicate nodePort: {TCP 30080}", true)]
+    #[case::another_service(
+        "spec.ports[0].nodePort: Invalid value: 30080: provided port is already allocated",
+        true
+    )]
+    #[case::full_range(
+        "Internal error occurred: failed to allocate a nodePort: range is full",
+        true
+    )]
+    #[case::server_error("etcdserver: request timed out", false)]
+    fn node_port_in_use_differs_from_other_errors(#[case] message: &str, #[case] expected: bool) {
+        assert_eq!(is_node_port_taken(&Status::failure(message, "")), expected);
+    }
+
+    /// The live ports are 80 with the number 30080, and 81 with 30081.
+    #[rstest]
+    #[case::moved(json!([{ "port": 80, "protocol": "TCP" }, { "port": 81, "protocol": "TCP", "nodePort": 30080 }]), &[80])]
+    #[case::exchanged(json!([{ "port": 80, "protocol": "TCP", "nodePort": 30081 }, { "port": 81, "protocol": "TCP", "nodePort": 30080 }]), &[])]
+    #[case::unchanged(json!([{ "port": 80, "protocol": "TCP" }, { "port": 81, "protocol": "TCP", "nodePort": 30081 }]), &[])]
+    #[case::another_protocol(json!([{ "port": 80, "protocol": "TCP" }, { "port": 81, "protocol": "UDP", "nodePort": 30080 }]), &[])]
+    #[case::removed_port(json!([{ "port": 81, "protocol": "TCP", "nodePort": 30080 }]), &[])]
+    fn node_port_that_another_port_requests_has_moved(
+        #[case] desired: Value,
+        #[case] expected: &[u16],
+    ) {
+        let service = |ports: Value| -> Service {
+            let service =
+                json!({ "apiVersion": "v1", "kind": "Service", "spec": { "ports": ports } });
+            serde_json::from_value(service).unwrap()
+        };
+        let live = service(json!([
+            { "port": 80, "protocol": "TCP", "nodePort": 30080 },
+            { "port": 81, "protocol": "TCP", "nodePort": 30081 },
+        ]));
+        let item = |port: &u16| format!("k:{{\"port\":{port},\"protocol\":\"TCP\"}}");
+        let moved = moved_node_ports(&service(desired), &live);
+        let items: Vec<_> = moved.iter().map(|path| path[2].clone()).collect();
+        assert_eq!(items, expected.iter().map(item).collect::<Vec<_>>());
+    }
+}

@@ -129,8 +129,8 @@ pub struct Quirks<'a, K> {
     /// Fields that the operator releases and whose values stay, as paths in the form of `managedFields`.
     pub released: &'a [&'a [&'a str]],
     /// Returns the fields of the live object (the second) whose values the desired object (the first) gives to other list
-    /// items, although two items may not have the same value. The apply removes these fields, even `released` ones and
-    /// those that no manager owns.
+    /// items, where no two items may have the same value. The apply removes these fields, even `released` ones and those
+    /// that no manager owns.
     pub reassigned: fn(&K, &K) -> Vec<Path>,
     /// Returns whether the apiserver ignored values of the applied object (the first), as the live object (the second)
     /// shows. The operator then applies the object again.
@@ -348,7 +348,8 @@ impl<'a, K: ChildKind> Applied<'a, K> {
         classified::<K, _>(&self.key, written).map(Some)
     }
 
-    /// Takes ownership of a live child's desired fields before the apply; returns the child if it was written.
+    /// Takes ownership of a live child's desired and reassigned fields before the apply; returns the child if it was
+    /// written.
     async fn take_ownership(
         &self,
         api: &Api<BoundedObject<K>>,

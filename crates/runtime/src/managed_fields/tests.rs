@@ -231,8 +231,10 @@ fn claimed_field_is_applied_whether_or_not_a_manager_owns_it() {
         entry(MANAGER, APPLY, "", ports(&[80])),
         entry("flux", APPLY, "", ports(&[8080])),
     ];
-    let node_port = path(&["f:spec", "f:ports", &port(80), "f:nodePort"]);
-    let paths = [node_port.clone(), path(&["f:spec", "f:ports", &port(8080)])];
+    let paths = [
+        path(&["f:spec", "f:ports", &port(80), "f:nodePort"]),
+        path(&["f:spec", "f:ports", &port(8080)]),
+    ];
     let after = claimed(&managed, MANAGER, &paths).unwrap();
     let mut applied = ports(&[80]);
     applied["f:spec"]["f:ports"][port(80)]["f:nodePort"] = json!({});
