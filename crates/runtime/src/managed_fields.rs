@@ -152,14 +152,22 @@ pub(crate) fn claimed(
 }
 
 /// Returns whether a manager other than `manager` owns a field at `path`.
-pub fn is_owned_by_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
+pub fn is_owned_by_others(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    path: &[impl AsRef<str>],
+) -> bool {
     managed.iter().any(|entry| {
         entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some()
     })
 }
 
 /// Returns whether `manager`, and no other manager, owns the field at `path`.
-pub fn is_owned_only_by(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
+pub fn is_owned_only_by(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    path: &[impl AsRef<str>],
+) -> bool {
     let mut own = managed.iter().filter(|entry| is_of(entry, manager));
     own.any(|entry| find(fields(entry), path).is_some())
         && !is_owned_by_others(managed, manager, path)
@@ -285,6 +293,9 @@ const NON_CONFLICTING_LISTS: [&str; 4] = [
     "f:volumes",
 ];
 
+/// Lists of a container whose items name a volume of the Pod: file systems and block devices.
+const VOLUME_USES: [&str; 2] = ["volumeMounts", "volumeDevices"];
+
 /// Step to a field that the apiserver names in an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum PathStep {
@@ -296,6 +307,7 @@ enum PathStep {
 
 /// Returns the fields of managers other than `manager` that conflict at `field`, as the apiserver names it where it
 /// rejects both values together (`spec.template.spec.containers[0].env[1].valueFrom`): the first of these that exist:
+/// - if `field` is the volume's name in a mount, the mounts of volumes that only `manager` owns and `desired` lacks;
 /// - fields at `field` itself;
 /// - fields in the smallest list item or map around `field` that has a field of `desired`;
 /// - where whole items exclude one another, items in that list whose value at `field` rules out an item of `desired`.
@@ -313,6 +325,10 @@ pub(crate) fn conflicting_fields(
         .iter()
         .filter(|entry| covers_content(entry))
         .partition(|entry| entry.manager.as_deref() == Some(manager));
+    let mounts = mounts_of_removed_volumes(managed, manager, object, &desired, &steps);
+    if !mounts.is_empty() {
+        return mounts;
+    }
     for length in (1..=steps.len()).rev() {
         let (around, is_field) = (&steps[..length], length == steps.len());
         let is_item = around.last() == Some(&PathStep::Item);
@@ -366,6 +382,50 @@ pub(crate) fn conflicting_fields(
         }
     }
     BTreeSet::new()
+}
+
+/// Returns the mounts of other managers whose volume the next apply removes, if the apiserver rejects the volume's name
+/// in a mount. Only `manager` owns such a volume, and `desired` lacks it.
+fn mounts_of_removed_volumes(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    object: &Value,
+    desired: &Value,
+    steps: &[PathStep],
+) -> BTreeSet<Path> {
+    let [
+        ..,
+        PathStep::Field(list),
+        PathStep::Item,
+        PathStep::Field(name),
+    ] = steps
+    else {
+        return BTreeSet::new();
+    };
+    if name != "name" || !VOLUME_USES.contains(&list.as_str()) {
+        return BTreeSet::new();
+    }
+    let mount = &steps[..steps.len() - 1];
+    let is_removed = |volume: Path| {
+        is_owned_only_by(managed, manager, &volume) && value_at(desired, &volume).is_none()
+    };
+    managed
+        .iter()
+        .filter(|entry| covers_content(entry) && entry.manager.as_deref() != Some(manager))
+        .flat_map(|entry| parts_at(fields(entry), desired, mount))
+        .filter(|part| part.value.is_none())
+        .map(|part| part.path)
+        .filter(|mount| volume_of(object, mount).is_some_and(is_removed))
+        .collect()
+}
+
+/// Returns the path of the volume that the mount at a path names.
+fn volume_of(object: &Value, mount: &[String]) -> Option<Path> {
+    // The container's list and item, and the mount's list and item.
+    let (pod, _) = mount.split_last_chunk::<4>()?;
+    let name = value_at(object, mount)?.get("name")?.as_str()?;
+    let volume = ["f:volumes".to_owned(), format!("k:{{\"name\":\"{name}\"}}")];
+    Some([pod, &volume].concat())
 }
 
 /// Removes the list items in `found` that exclude no item of `desired` at the field `leaf`: their values differ, and

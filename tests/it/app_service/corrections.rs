@@ -351,6 +351,72 @@ async fn service_type_changes_although_a_field_of_another_manager_forbids_it() {
     );
 }
 
+/// The spec removes a volume that another client mounts in the app's container and in a sidecar.
+#[rstest]
+#[case::without_a_mount_of_the_app(json!([]))]
+#[case::beside_a_mount_of_the_app(json!([{ "name": "data", "mountPath": "/data" }]))]
+#[tokio::test]
+async fn removed_volume_takes_only_its_mounts_from_another_manager(#[case] own_mounts: Value) {
+    let bed = Bed::shared("mounted").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let (cache, data) = (
+        json!({ "name": "cache", "emptyDir": {} }),
+        json!({ "name": "data", "emptyDir": {} }),
+    );
+    let mut overrides = json!({ "spec": { "volumes": [cache, data] } });
+    let own_mounts = own_mounts.as_array().unwrap();
+    if !own_mounts.is_empty() {
+        overrides["spec"]["containers"] = json!([{ "name": "web", "volumeMounts": own_mounts }]);
+    }
+    let mut spec = json!({ "size": 0, "image": "i", "podOverrides": overrides });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    let of_cache = json!({ "name": "cache", "mountPath": "/cache" });
+    let of_scratch = json!({ "name": "scratch", "mountPath": "/scratch" });
+    let mounts = [
+        own_mounts.as_slice(),
+        &[of_cache.clone(), of_scratch.clone()],
+    ]
+    .concat();
+    let sidecar =
+        json!({ "name": "sidecar", "image": "proxy", "volumeMounts": [of_cache, of_scratch] });
+    let foreign_patches = vec![
+        add("/spec/template/spec/containers/-", sidecar),
+        add(
+            "/spec/template/spec/volumes/-",
+            json!({ "name": "scratch", "emptyDir": {} }),
+        ),
+        add(&format!("{CONTAINER}/volumeMounts"), mounts),
+        add(&format!("{CONTAINER}/tty"), true),
+    ];
+    edit::<Deployment>(&bed, "injector", foreign_patches).await;
+    reconciled(&bed, "web").await;
+
+    spec["podOverrides"]["spec"]["volumes"] = json!([data]);
+    respec(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    let template = deployment(&bed, "web").await.spec.unwrap().template;
+    let containers = template.spec.unwrap().containers;
+    assert_eq!(containers[0].tty, Some(true));
+    let used = |container: usize| {
+        let mounts = containers[container].volume_mounts.iter().flatten();
+        let mut names: Vec<_> = mounts.map(|mount| mount.name.as_str()).collect();
+        names.sort_unstable();
+        names
+    };
+    let expected = if own_mounts.is_empty() {
+        vec!["scratch"]
+    } else {
+        vec!["data", "scratch"]
+    };
+    assert_eq!((used(0), used(1)), (expected, vec!["scratch"]));
+    let message = bed.event("web", "DriftCorrected").await;
+    assert!(
+        message.contains("volumeMounts[mountPath=/cache]") && message.contains("injector"),
+        "{message}"
+    );
+}
+
 /// A spec that the apiserver rejects by itself takes nothing from others.
 #[tokio::test]
 async fn invalid_spec_takes_nothing_from_other_managers() {

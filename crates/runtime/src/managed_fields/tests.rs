@@ -351,6 +351,39 @@ fn conflicting_fields_of_a_service_are_found(
     );
 }
 
+/// The app no longer has the volume `old`, which another manager mounts, and still has the volume `v`.
+#[rstest]
+#[case::without_a_desired_mount("volumeMounts", "mountPath", json!(null))]
+#[case::beside_a_desired_mount("volumeMounts", "mountPath", json!([{ "name": "v", "mountPath": "/v" }]))]
+#[case::device("volumeDevices", "devicePath", json!(null))]
+fn only_mounts_of_a_removed_volume_conflict(
+    #[case] list: &str,
+    #[case] key: &str,
+    #[case] desired_mounts: Value,
+) {
+    let mount = |path: &str| format!("k:{{\"{key}\":\"{path}\"}}");
+    let set = json!({ ".": {}, "f:name": {} });
+    let mut own = in_container(json!({ ".": {}, "f:image": {} }));
+    own["f:spec"]["f:template"]["f:spec"]["f:volumes"]["k:{\"name\":\"old\"}"] = set.clone();
+    let foreign =
+        json!({ "f:tty": {}, format!("f:{list}"): { mount("/old"): set, mount("/new"): set } });
+    let managed = [
+        entry(MANAGER, APPLY, "", own),
+        entry("injector", UPDATE, "", in_container(foreign)),
+    ];
+    let mounts = json!([{ "name": "old", key: "/old" }, { "name": "v", key: "/new" }]);
+    let mut object = pod();
+    object["spec"]["template"]["spec"]["containers"][0][list] = mounts;
+    let mut desired = pod();
+    desired["spec"]["template"]["spec"]["containers"][0][list] = desired_mounts;
+    desired["spec"]["template"]["spec"]["volumes"] = json!([{ "name": "v" }]);
+    let field = format!("spec.template.spec.containers[0].{list}[0].name");
+    let found = conflicting_fields(&managed, MANAGER, &object, &desired, &field);
+    let list = format!("f:{list}");
+    let expected = [path(&CONTAINER), path(&[&list, &mount("/old")])].concat();
+    assert_eq!(found, BTreeSet::from([expected]));
+}
+
 /// Another client renumbered the app's port and kept its name; another manager added a port.
 #[test]
 fn items_that_exclude_no_desired_item_do_not_conflict() {
