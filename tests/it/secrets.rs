@@ -223,6 +223,72 @@ async fn unreadable_secret_is_reported_and_changes_nothing() {
     bed.ready("new").await;
 }
 
+/// A restarted operator has no endpoint until it has read the Secret.
+#[tokio::test]
+async fn unreadable_secret_is_reported_after_a_restart() {
+    let bed = Bed::shared("unreadable").await;
+    let telegram = bot_api();
+    let (proxy, file) = bed.through_proxy().await;
+    let settings = Settings::default()
+        .telegram(&telegram.url())
+        .kubeconfig(file);
+    let mut operator = Operator::start(&bed, settings).await;
+    bed.telegram("cp", TOKEN, CHAT).await;
+    bed.ready("cp").await;
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "cp").await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+
+    proxy.inject(
+        Match::verb(Verb::Get).resource("secrets"),
+        Times::Always,
+        Fault::status(StatusCode::INTERNAL_SERVER_ERROR),
+    );
+    operator.kill();
+    operator.restart();
+    bed.not_ready("cp", "SecretUnreadable").await;
+    bed.scale("web", 2).await;
+    bed.waiting("it", "ContactPointNotReady: \"cp\": SecretUnreadable: ")
+        .await;
+    proxy.behave();
+    bed.ready("cp").await;
+    let all = [("Created", Some("1")), ("Updated", Some("2"))];
+    bed.delivered("it", &all).await;
+    assert_eq!(telegram.messages().len(), 3, "one of them is a test");
+}
+
+#[tokio::test]
+async fn former_receiver_gets_nothing_while_the_secret_of_the_new_spec_is_unreadable() {
+    let bed = Bed::shared("unreadable").await;
+    let (former, new) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    bed.secret("former", &former.url()).await;
+    bed.secret("new", &new.url()).await;
+    let from = |secret: &str| json!({ "urlFrom": { "secretName": secret, "key": "token" } });
+    let spec = json!({ "type": "Webhook", "webhookSpec": from("former") });
+    bed.point("hook", spec).await;
+    bed.ready("hook").await;
+    bed.deployment("web", 1).await;
+
+    proxy.inject(
+        Match::verb(Verb::Get).resource("secrets").name("new"),
+        Times::Always,
+        Fault::status(StatusCode::INTERNAL_SERVER_ERROR),
+    );
+    let spec = json!({ "webhookSpec": from("new") });
+    bed.patch::<ContactPoint>("hook", json!({ "spec": spec }))
+        .await;
+    bed.not_ready("hook", "SecretUnreadable").await;
+    bed.track("it", "Deployment", "web", "replicas", "hook")
+        .await;
+    bed.waiting("it", "ContactPointNotReady: \"hook\": SecretUnreadable: ")
+        .await;
+    proxy.behave();
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    assert_eq!((former.requests().len(), new.requests().len()), (1, 2));
+}
+
 /// The operator's own writes do not make the operator read a contact point's Secrets again: it reads them for the test
 /// message and for the answer.
 #[tokio::test]

@@ -93,6 +93,13 @@ impl<T: Transport> ContactPoints<T> {
         self.outbox.close(key);
     }
 
+    /// Returns whether the queue is open for `point`, whose spec has this [`digest`](status::digest).
+    fn is_open(&self, key: &ObjectKey, point: &ContactPoint, spec: &str) -> bool {
+        self.configs().get(key).is_some_and(|config| {
+            config.is_open && config.uid == point.uid() && config.tested.spec == spec
+        })
+    }
+
     /// Configures the queue, unless the queue already has this configuration. Requests the test message that the
     /// annotation asks for.
     fn configure(
@@ -264,16 +271,15 @@ impl<T: Transport> Controller for ContactPoints<T> {
         let resolved = match endpoint::resolve(&self.source, &point, self.cluster.as_deref()).await
         {
             Ok(resolved) => resolved,
-            // The apiserver recovers by itself: the condition stays, and the queue continues.
             Err(error @ EndpointError::SecretUnreadable(_)) => {
-                let (reason, message) = (error.reason(), error.to_string());
-                let outcome = if status::has_no_readiness(&cx.status) {
-                    status::blocked(&mut cx.status, &spec, reason, message.clone())
-                } else {
-                    Outcome::unchanged()
-                };
-                let error = Error::other(Class::Transient, reason, message);
-                return Err(error.with_outcome(outcome));
+                let unreadable = Error::other(Class::Transient, error.reason(), error.to_string());
+                // The apiserver recovers by itself: the condition stays, and the queue continues.
+                if self.is_open(&key, &point, &spec) {
+                    return Err(unreadable.with_outcome(Outcome::unchanged()));
+                }
+                self.close(&key);
+                status::remember_readiness(&mut cx.status, &spec);
+                return Err(unreadable);
             }
             Err(error) => {
                 self.close(&key);

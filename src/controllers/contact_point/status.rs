@@ -60,11 +60,6 @@ pub(crate) fn was_tested(status: &ContactPointStatus, tested: &LastTest) -> bool
         .is_some_and(|before| before.is_same_configuration(tested))
 }
 
-/// Returns whether the status has no readiness yet.
-pub(crate) fn has_no_readiness(status: &ContactPointStatus) -> bool {
-    !status.ready && conditions::get(&status.conditions, READY).is_none()
-}
-
 /// Returns whether messages wait for a receiver that is unavailable, which sets and `TrackedField`s report.
 pub(super) fn is_unavailable(status: &ContactPointStatus) -> bool {
     conditions::get(&status.conditions, READY).is_some_and(|ready| ready.message == UNAVAILABLE)
@@ -156,7 +151,9 @@ pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
     Outcome::suspended(message).event(EventPolicy::OnMessage)
 }
 
-fn remember_readiness(status: &mut ContactPointStatus, spec: &str) {
+/// Fills the draft of a status of a contact point that is no longer ready, and may be ready again without a test
+/// message. `spec` is the spec's [`digest`].
+pub(crate) fn remember_readiness(status: &mut ContactPointStatus, spec: &str) {
     status.migrated_to_chat_id = migrated(Some(status), spec);
     status.was_ready = was_ready(status).then_some(true);
 }
@@ -615,19 +612,6 @@ mod tests {
         );
         set_outcomes_recorded(&mut status, &[], 1, at(2));
         assert_eq!(status, ready());
-    }
-
-    #[test]
-    fn unchanged_outcome_keeps_the_condition() {
-        let foreign = ContactPointStatus {
-            initialized: true,
-            ready: true,
-            ..ContactPointStatus::default()
-        };
-        let silent = ContactPointStatus::default();
-        assert!(has_no_readiness(&silent));
-        assert!(!has_no_readiness(&foreign) && !has_no_readiness(&ready()));
-        assert!(!has_no_readiness(&blocked(None, "abc", at(0))));
     }
 
     #[test]

@@ -181,7 +181,7 @@ pub const REASONS: &[Reason] = &[
     reason("SecretKeyMissing", &[CP], "The Secret lacks the key. The message lists the keys that it has.", Poll, "Add the key to the Secret, or correct its name in the spec."),
     reason("SecretInvalid", &[CP], "The Secret's value is not a usable token, URL, signing key or certificate, for example because of a newline at its end. A Secret or a value may also be [too large](../kinds/contact-point.md#secrets).", Poll, "Recreate the Secret with `printf` or `kubectl create secret --from-literal`."),
     reason("SecretForbidden", &[CP], "The operator may not `get` Secrets in the namespace.", Poll, "Install the operator's roles again."),
-    reason("SecretUnreadable", &[CP], "The apiserver did not answer with the Secret. The operator keeps the status of a ContactPoint that it has tried before.", Backoff, "Wait. If it lasts, look at the apiserver."),
+    reason("SecretUnreadable", &[CP], "The apiserver did not answer with the Secret. A ContactPoint that the operator already sends to keeps its status until its spec changes or the operator restarts.", Backoff, "Wait. If it lasts, look at the apiserver."),
     reason("TargetNotFound", &[TF], "The target does not exist.", On("the target is created"), "Create the target, or correct `spec.target`."),
     reason("TargetUnreadable", &[TF], "The apiserver does not answer for the target, or the target nests deeper than the operator reads.", Backoff, "Fix what the message quotes, such as an aggregated API that is down. Or flatten the target."),
     reason("TargetUnreadable", &[SET], "The apiserver does not answer for the resource.", Poll, "Fix what the message quotes, such as an aggregated API that is down."),
