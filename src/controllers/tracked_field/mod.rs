@@ -425,6 +425,14 @@ impl<T: Transport> TrackedFields<T> {
             self.outbox.forget(&key);
             return Ok(self.outcome(Some(&WaitingReason::SpecInvalid(message)), None));
         }
+        let point_key = ObjectKey::new(&key.namespace, &object.spec.notification.contact_point);
+        let is_object_suspended = object.spec.notification.suspend.unwrap_or_default();
+        // A queue that the spec excludes must send nothing more, even if the status cannot be written.
+        if is_object_suspended {
+            self.outbox.dequeue(&key);
+        } else {
+            self.outbox.dequeue_elsewhere(&key, &point_key);
+        }
         // Each observed change wakes the object: a rejected write must not be repeated that often.
         let circumstances = self.circumstances(&object);
         if let Some(delay) = self.outbox.rejected_write_due(&key, &circumstances) {
@@ -444,11 +452,9 @@ impl<T: Transport> TrackedFields<T> {
             Some(Err(untracked)) => Err(untracked),
             _ => self.targets.track(&object),
         };
-        let point_key = ObjectKey::new(&key.namespace, &object.spec.notification.contact_point);
         let point = self
             .contact_points
             .get(&point_key.namespace, &point_key.name);
-        let is_object_suspended = object.spec.notification.suspend.unwrap_or_default();
         let suspended = is_object_suspended
             || point
                 .as_ref()
@@ -476,9 +482,7 @@ impl<T: Transport> TrackedFields<T> {
             _ => false,
         };
         // The queue gets the entries before the outcomes are confirmed, so that it continues with the new status.
-        if is_object_suspended {
-            self.outbox.dequeue(&key);
-        } else {
+        if !is_object_suspended {
             let entries = PendingEntries::of(&object, &history);
             self.outbox.enqueue(&point_key, entries);
         }

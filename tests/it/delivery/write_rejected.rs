@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::admissionregistration::v1::{
@@ -12,12 +13,12 @@ use kube::api::{DeleteParams, PostParams};
 use qm_api::tracked_field::Delivery;
 use qm_api::{ContactPoint, TrackedField};
 use rstest::rstest;
-use serde_json::json;
-use testbed::receiver::{Receiver, Reply};
+use serde_json::{Value, json};
+use testbed::receiver::{Receiver, Reply, Request};
 use testbed::wait::until;
 
 use super::{is, status};
-use crate::support::{Bed, Operator, SOON, Settings, changes};
+use crate::support::{Bed, Operator, SOON, Settings, changes, series};
 
 /// The way in which writes are rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,6 +268,62 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
         sent.iter().filter(|value| *value == "1").count() <= 2,
         "{sent:?}"
     );
+}
+
+/// The spec applies although the status cannot be written.
+#[rstest]
+#[case::suspended(json!({ "suspend": true }))]
+#[case::moved(json!({ "contactPoint": "elsewhere" }))]
+#[tokio::test]
+async fn object_with_a_rejected_status_leaves_the_queue_that_its_spec_excludes(
+    #[case] change: Value,
+) {
+    let bed = Bed::shared("excluded").await;
+    let (receiver, elsewhere) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    let operator = Operator::start(&bed, Settings::default()).await;
+    for (point, receiver) in [("hook", &receiver), ("elsewhere", &elsewhere)] {
+        bed.webhook(point, &receiver.url()).await;
+        bed.ready(point).await;
+    }
+    receiver.always(status(503));
+    bed.deployment("web", 1).await;
+    bed.track("refused", "Deployment", "web", "replicas", "hook")
+        .await;
+    bed.waiting("refused", "DeliveryFailing: ").await;
+    bed.patch::<TrackedField>(
+        "refused",
+        json!({ "metadata": { "labels": { "refused": bed.namespace } } }),
+    )
+    .await;
+    let refusing = Refusing::install(&bed, By::PolicyOnStatus).await;
+    // This change needs a write of the status.
+    bed.scale("web", 2).await;
+    bed.event("refused", "WriteRejected").await;
+    bed.patch::<TrackedField>("refused", json!({ "spec": change }))
+        .await;
+    until("no entry is enqueued", SOON, async || {
+        let metrics = operator.metrics().await;
+        let pending = series(&metrics, "quartermaster_entries_pending");
+        Ok((pending == Some(0.0)).then_some(()))
+    })
+    .await
+    .unwrap();
+    bed.track("other", "Deployment", "web", "replicas", "hook")
+        .await;
+    // The queue has one request at a time, so the last request of the former entries is over by then.
+    let is_of_other = |request: &Arc<Request>| request.text().contains("\"other\"");
+    receiver
+        .wait_for(SOON, |requests| requests.iter().any(is_of_other))
+        .await
+        .unwrap();
+    receiver.behave();
+    bed.delivered("other", &[("Created", Some("2"))]).await;
+    let sent = changes(&receiver);
+    assert!(
+        sent.iter().all(|change| change["trackedField"] == "other"),
+        "{sent:?}"
+    );
+    refusing.remove().await;
 }
 
 /// An unavailable apiserver says nothing about an object: everything waits, and nothing is sent twice.

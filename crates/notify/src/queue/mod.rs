@@ -153,6 +153,11 @@ impl<T: Transport> Outbox<T> {
         self.change_pending(field, None, |queues| queues.dequeue(field));
     }
 
+    /// Removes the pending entries of `field` from the queue of a contact point other than `point`.
+    pub fn dequeue_elsewhere(&self, field: &ObjectKey, point: &ObjectKey) {
+        self.change_pending(field, None, |queues| queues.dequeue_elsewhere(field, point));
+    }
+
     /// Forgets `field`: its pending entries, the outcomes that its status does not have, and its rejected writes.
     pub fn forget(&self, field: &ObjectKey) {
         let mut point = None;

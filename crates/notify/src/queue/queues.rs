@@ -310,15 +310,8 @@ impl Queues {
     /// change of the number of pending entries.
     pub fn enqueue(&mut self, point: &ObjectKey, pending: PendingEntries, now: Instant) -> i64 {
         let field = ObjectKey::of(pending.object.as_ref());
-        let before = self.remove_pending(&field);
-        let before = before.map_or(0, |(former, count)| {
-            if former != *point {
-                self.forget_refusals(&former, &field);
-                self.drop_stale_retry(&former);
-                self.drop_if_idle(&former);
-            }
-            count
-        });
+        let moved = self.dequeue_elsewhere(&field, point);
+        let before = self.remove_pending(&field).map_or(0, |(_, count)| count);
         let count = pending.ids.len();
         if let Some(receiver) = self.receiver_mut(point) {
             receiver.refusals.retain(&field, &pending.ids);
@@ -331,7 +324,7 @@ impl Queues {
         self.drop_stale_retry(point);
         self.drop_if_idle(point);
         self.wake_worker_for(point, &field, now);
-        signed(count) - signed(before)
+        moved + signed(count) - signed(before)
     }
 
     /// Replaces the queue's copy of `object` by the cached one if both have the same version.
@@ -356,6 +349,19 @@ impl Queues {
         self.drop_stale_retry(&point);
         self.drop_if_idle(&point);
         -signed(count)
+    }
+
+    /// Removes the pending entries of `field` from the queue of a contact point other than `point`, and forgets the
+    /// refusals of that contact point. Returns the change of the number of pending entries.
+    pub fn dequeue_elsewhere(&mut self, field: &ObjectKey, point: &ObjectKey) -> i64 {
+        let former = self.refused_by.get(field).filter(|former| *former != point);
+        if let Some(former) = former.cloned() {
+            self.forget_refusals(&former, field);
+        }
+        if self.queue_of(field).is_none_or(|queue| queue == point) {
+            return 0;
+        }
+        self.dequeue(field)
     }
 
     /// Forgets `field`: its pending entries, and the outcomes that its status does not have. Returns the change of the

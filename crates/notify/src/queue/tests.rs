@@ -438,6 +438,24 @@ fn responses_are_forgotten_when_the_object_leaves_in_flight() {
     }
 }
 
+/// The spec names another contact point, and the status cannot be written.
+#[test]
+fn object_that_moves_is_in_no_queue_until_its_status_is_written() {
+    let mut queue = TestQueue::open();
+    queue.configure("q", InitialState::Open, TestMessage::default());
+    queue.enqueue("a", &["1"]);
+    let request = queue.start().unwrap();
+    assert_eq!(queue.queues.dequeue_elsewhere(&key("a"), &key("p")), 0);
+    assert_eq!(queue.queues.dequeue_elsewhere(&key("a"), &key("q")), -1);
+    queue.refuse(&request, Refusal::Rejected);
+    queue.now += RETRY_POLICY.stopped;
+    assert!(queue.start().is_none() && queue.start_of("q").is_none());
+    assert_eq!(queue.enqueue_in("q", "a", &["1"]), 1);
+    let receiver = queue.queues.receiver(&key("p")).unwrap();
+    assert!(!receiver.refusals.knows(&key("a")));
+    assert_eq!(ids(&queue.start_of("q").unwrap()), ["1"]);
+}
+
 #[test]
 fn deletion_visits_only_the_contact_point_that_has_refused_the_object() {
     let mut queue = TestQueue::open();
