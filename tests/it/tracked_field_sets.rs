@@ -322,7 +322,7 @@ async fn child_of_a_deleted_resource_reports_that_and_leaves() {
     );
 }
 
-/// Nothing but the change of the ContactPoint's status wakes the set.
+/// Nothing but the receiver's answers wakes the set.
 #[tokio::test]
 async fn set_reports_the_failure_and_the_recovery_of_its_receiver() {
     let bed = Bed::shared("sets-outage").await;
@@ -334,7 +334,19 @@ async fn set_reports_the_failure_and_the_recovery_of_its_receiver() {
     bed.set_reads("all", "Ready").await;
     receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
     bed.scale("web", 2).await;
-    bed.set_reads("all", "DeliveryFailing").await;
+    let message = bed.set_reads("all", "DeliveryFailing").await;
+    assert!(message.contains("the endpoint failed (503"), "{message}");
+    receiver.always(Reply::status(StatusCode::INTERNAL_SERVER_ERROR));
+    bed.until(
+        "all",
+        "reports the present cause",
+        |set: &TrackedFieldSet| {
+            let conditions = &set.status.as_ref().unwrap().conditions;
+            conditions::ready(conditions)
+                .is_some_and(|ready| ready.message.contains("the endpoint failed (500"))
+        },
+    )
+    .await;
     receiver.always(Reply::ok());
     bed.set_reads("all", "Ready").await;
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
@@ -12,7 +13,7 @@ use kube::api::PostParams;
 use qm_api::tracked_field::Delivery;
 use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
-use testbed::receiver::{Receiver, Request};
+use testbed::receiver::{Receiver, Reply, Request};
 use testbed::wait::until;
 
 use crate::support::{
@@ -284,6 +285,22 @@ async fn entries_wait_for_deleted_contact_points() {
 }
 
 #[tokio::test]
+async fn waiting_field_reports_the_present_failure_of_its_receiver() {
+    let bed = Bed::shared("cause").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    bed.deployment("web", 1).await;
+    receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
+    track(&bed, "it", json!({})).await;
+    let failed = "DeliveryFailing: \"hook\": the endpoint failed";
+    bed.waiting("it", &format!("{failed} (503")).await;
+    receiver.always(Reply::status(StatusCode::BAD_GATEWAY));
+    bed.waiting("it", &format!("{failed} (502")).await;
+}
+
+#[tokio::test]
 async fn suspended_field_records_and_sends_later() {
     let bed = Bed::shared("suspended").await;
     let receiver = Receiver::start().unwrap();
@@ -526,10 +543,7 @@ async fn requested_reconcile_ends_every_wait() {
     bed.secret("late", &receiver.url()).await;
 
     for (path, code) in [("/stopped", 404), ("/down", 503), ("/late", 503)] {
-        receiver.at_path(
-            path,
-            testbed::receiver::Reply::status(http::StatusCode::from_u16(code).unwrap()),
-        );
+        receiver.at_path(path, Reply::status(StatusCode::from_u16(code).unwrap()));
     }
     bed.webhook("stopped", &format!("{}/stopped", receiver.url()))
         .await;
@@ -538,7 +552,7 @@ async fn requested_reconcile_ends_every_wait() {
         .await;
     bed.not_ready("down", "Unreachable").await;
     for path in ["/stopped", "/down"] {
-        receiver.at_path(path, testbed::receiver::Reply::ok());
+        receiver.at_path(path, Reply::ok());
     }
     for name in ["secret", "stopped", "down"] {
         bed.patch::<ContactPoint>(name, requested_at("1")).await;

@@ -79,6 +79,8 @@ pub(crate) struct QueueConfig {
     digest_delay: Duration,
     /// Whether the queue may send.
     is_open: bool,
+    /// Cause of failing messages, as of the last reconcile.
+    failing: Option<String>,
 }
 
 impl<T: Transport> ContactPoints<T> {
@@ -134,6 +136,7 @@ impl<T: Transport> ContactPoints<T> {
         if let Some(requested_at) = requested_test(point) {
             self.outbox.request_test(key, requested_at);
         }
+        let failing = known.and_then(|known| known.failing.clone());
         configs.insert(
             key.clone(),
             QueueConfig {
@@ -142,9 +145,24 @@ impl<T: Transport> ContactPoints<T> {
                 requested_at,
                 digest_delay,
                 is_open: true,
+                failing,
             },
         );
         tested
+    }
+
+    /// Wakes the sets of the namespace if messages fail for another cause than at the last reconcile. The sets report
+    /// the cause, which the contact point's status does not have.
+    fn wake_sets_on_new_cause(&self, key: &ObjectKey, failing: Option<&str>) {
+        let mut configs = self.configs();
+        let Some(config) = configs.get_mut(key) else {
+            return;
+        };
+        if config.failing.as_deref() != failing {
+            config.failing = failing.map(str::to_owned);
+            drop(configs);
+            self.wake_sets(&key.namespace);
+        }
     }
 
     fn announced(&self) -> MutexGuard<'_, HashMap<ObjectKey, Arc<ContactPoint>>> {
@@ -158,7 +176,11 @@ impl<T: Transport> ContactPoints<T> {
         for field in dependents(&key, &self.points, &self.fields, names_changed) {
             self.field_trigger.wake(&ObjectKey::of(field.as_ref()));
         }
-        for set in self.sets.in_namespace(&key.namespace, |_| true) {
+        self.wake_sets(&key.namespace);
+    }
+
+    fn wake_sets(&self, namespace: &str) {
+        for set in self.sets.in_namespace(namespace, |_| true) {
             self.set_trigger.wake(&ObjectKey::of(set.as_ref()));
         }
     }
@@ -295,10 +317,12 @@ impl<T: Transport> Controller for ContactPoints<T> {
             }
         };
         let tested = self.configure(&key, &point, resolved);
+        let failing = self.outbox.failing(&key);
+        self.wake_sets_on_new_cause(&key, failing.as_deref());
         let outcome = status::answered(
             &mut cx.status,
             &self.outbox.receiver_state(&key),
-            self.outbox.failing(&key).is_some(),
+            failing.is_some(),
             &tested,
             self.outbox.tests_accepted(&key),
         );

@@ -143,10 +143,12 @@ impl Queues {
         let retry_policy = self.retry_policy;
         let queue = self.by_contact_point.get_mut(failed.point)?;
         let receiver = queue.receiver.as_mut()?;
-        affected.point |= receiver.record_failure(message, after, retry_policy, failed.now);
-        if receiver.failures == FAILING_FROM {
-            // The contact point stays ready, and its message says that messages wait.
-            affected.point |= receiver.state == QueueState::Open;
+        let is_new_cause = receiver.record_failure(message, after, retry_policy, failed.now);
+        let is_newly_failing = receiver.failures == FAILING_FROM;
+        // The contact point stays ready, and its message says that messages wait.
+        affected.point |= is_new_cause || (is_newly_failing && receiver.state == QueueState::Open);
+        // The TrackedFields report the cause.
+        if is_newly_failing || (is_new_cause && receiver.failures > FAILING_FROM) {
             affected.fields.extend(queue.waiting.keys().cloned());
         }
         queue.in_flight().filter(|_| !is_expired)

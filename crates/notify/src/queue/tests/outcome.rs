@@ -133,6 +133,26 @@ fn fail(queue: &mut TestQueue) {
     assert!(queue.queues.failing(&key("p")).is_some());
 }
 
+#[test]
+fn new_cause_of_failures_is_reported_once() {
+    let mut queue = TestQueue::open();
+    queue.enqueue("a", &["1"]);
+    fail(&mut queue);
+    for (cause, is_new) in [
+        ("refused", false),
+        ("no answer within 10 s", true),
+        ("no answer within 10 s", false),
+        ("overloaded (503, request 1)", true),
+        ("overloaded (503, request 2)", false),
+    ] {
+        queue.now += RETRY_POLICY.stopped;
+        let request = queue.start().unwrap();
+        let affected = queue.respond(&request, Err(retry(cause)));
+        let expected = if is_new { vec![key("a")] } else { Vec::new() };
+        assert_eq!(affected.fields, expected, "{cause}");
+    }
+}
+
 #[rstest]
 #[case::deleted(|queue: &mut TestQueue| _ = queue.queues.forget(&key("a")))]
 #[case::suspended(|queue: &mut TestQueue| _ = queue.queues.dequeue(&key("a")))]
