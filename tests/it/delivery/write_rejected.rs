@@ -133,6 +133,14 @@ impl<'a> Refusing<'a> {
     }
 }
 
+/// Returns whether the status names an object whose status the apiserver rejects.
+fn names_an_object(point: &ContactPoint) -> bool {
+    let conditions = &point.status.as_ref().unwrap().conditions;
+    conditions
+        .iter()
+        .any(|condition| condition.type_ == "OutcomesRecorded")
+}
+
 #[rstest]
 #[case::by_a_policy(By::Policy, "nobody writes this")]
 #[case::by_a_failing_webhook(By::FailingWebhook, "failed calling webhook")]
@@ -237,13 +245,7 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
         repeated.iter().all(|value| value == "1") && repeated.len() <= 2,
         "{repeated:?}"
     );
-    bed.until("hook", "names it again", |point: &ContactPoint| {
-        let conditions = &point.status.as_ref().unwrap().conditions;
-        conditions
-            .iter()
-            .any(|condition| condition.type_ == "OutcomesRecorded")
-    })
-    .await;
+    bed.until("hook", "names it again", names_an_object).await;
 
     refusing.remove().await;
     let recorded = |field: &TrackedField| {
@@ -253,16 +255,8 @@ async fn object_with_a_rejected_status_blocks_no_other(#[case] by: By, #[case] b
     };
     bed.until("refused", "continues", recorded).await;
     bed.waiting("refused", "").await;
-    bed.until("hook", "names none", |point: &ContactPoint| {
-        point
-            .status
-            .as_ref()
-            .unwrap()
-            .conditions
-            .iter()
-            .all(|condition| condition.type_ != "OutcomesRecorded")
-    })
-    .await;
+    bed.until("hook", "names none", |point| !names_an_object(point))
+        .await;
     let sent = of(&receiver, "refused");
     assert!(
         sent.iter().filter(|value| *value == "1").count() <= 2,
@@ -324,6 +318,40 @@ async fn object_with_a_rejected_status_leaves_the_queue_that_its_spec_excludes(
         "{sent:?}"
     );
     refusing.remove().await;
+}
+
+#[tokio::test]
+async fn object_with_a_rejected_status_is_named_by_its_present_contact_point() {
+    let bed = Bed::shared("named").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    for point in ["hook", "elsewhere"] {
+        bed.webhook(point, &receiver.url()).await;
+        bed.ready(point).await;
+    }
+    bed.deployment("web", 1).await;
+    bed.track("refused", "Deployment", "web", "replicas", "hook")
+        .await;
+    bed.delivered("refused", &[("Created", Some("1"))]).await;
+    bed.patch::<TrackedField>(
+        "refused",
+        json!({ "metadata": { "labels": { "refused": bed.namespace } } }),
+    )
+    .await;
+    let refusing = Refusing::install(&bed, By::PolicyOnStatus).await;
+    bed.scale("web", 2).await;
+    bed.until("hook", "names it", names_an_object).await;
+    bed.patch::<TrackedField>(
+        "refused",
+        json!({ "spec": { "contactPoint": "elsewhere" } }),
+    )
+    .await;
+    bed.until("elsewhere", "names it", names_an_object).await;
+    bed.until("hook", "names none", |point| !names_an_object(point))
+        .await;
+    refusing.remove().await;
+    bed.until("elsewhere", "names none", |point| !names_an_object(point))
+        .await;
 }
 
 /// An unavailable apiserver says nothing about an object: everything waits, and nothing is sent twice.

@@ -230,11 +230,13 @@ impl<T: Transport> Outbox<T> {
         response: (u16, &str),
         circumstances: Circumstances,
     ) {
-        let is_newly_left_out =
+        let changed =
             self.queues()
                 .write_rejected(field, point, response, circumstances, Instant::now());
-        if is_newly_left_out {
+        if !changed.is_empty() {
             self.progress.notify_waiters();
+        }
+        for point in &changed {
             self.point_trigger.wake(point);
         }
     }

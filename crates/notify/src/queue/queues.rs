@@ -492,7 +492,8 @@ impl Queues {
     }
 
     /// Records that the apiserver rejected the status of `field`, which sends to `point`, with this code and message.
-    /// Returns whether the queues continue without `field` from now on, or for another cause than before.
+    /// Returns the contact points whose status changes, because the queues continue without `field` from now on, or for
+    /// another cause or with another contact point than before.
     pub fn write_rejected(
         &mut self,
         field: &ObjectKey,
@@ -500,17 +501,24 @@ impl Queues {
         response: (u16, &str),
         circumstances: Circumstances,
         now: Instant,
-    ) -> bool {
+    ) -> Vec<ObjectKey> {
         let known = self.rejected.remove(field);
+        let former = known
+            .as_ref()
+            .filter(|known| known.left_out().is_some() && known.point != *point)
+            .map(|known| known.point.clone());
         let backoff = self.retry_policy.backoff;
-        let (writes, is_newly_left_out) =
+        let (writes, is_new) =
             RejectedWrites::add(known, point, response, circumstances, backoff, now);
         self.rejected.insert(field.clone(), writes);
+        if !is_new {
+            return Vec::new();
+        }
         // The unrecorded outcome may belong to another contact point.
-        if is_newly_left_out && let Some(queue) = self.in_flight_queue(field) {
+        if let Some(queue) = self.in_flight_queue(field) {
             queue.wake_worker();
         }
-        is_newly_left_out
+        former.into_iter().chain([point.clone()]).collect()
     }
 
     /// Returns the time until the next status write of `field`, if the apiserver rejected the last one and the next one

@@ -28,7 +28,7 @@ pub(super) struct RejectedWrites {
 impl RejectedWrites {
     /// Adds a rejection with this code and message to the `known` ones of a `TrackedField` that sends to `point`;
     /// `retry` sets the time of the next write. Also returns whether the queues continue without the `TrackedField`
-    /// from now on, or for another cause than before.
+    /// from now on, or for another cause or with another contact point than before.
     pub(super) fn add(
         known: Option<Self>,
         point: &ObjectKey,
@@ -43,10 +43,11 @@ impl RejectedWrites {
             _ => retry.start(),
         };
         let not_before = now + backoff.next_delay();
+        let is_moved = known.as_ref().is_some_and(|known| known.point != *point);
         // The message may have a part that differs each time.
         let same_code = known.filter(|known| known.code == code);
-        let is_new =
-            count == MAX_REJECTED_WRITES || (count > MAX_REJECTED_WRITES && same_code.is_none());
+        let is_new = count == MAX_REJECTED_WRITES
+            || (count > MAX_REJECTED_WRITES && (same_code.is_none() || is_moved));
         let writes = Self {
             count,
             code,

@@ -38,10 +38,22 @@ impl TestQueue {
         }
     }
 
+    /// Rejects a status write; returns whether the status of the contact point changes.
     fn write_rejected(&mut self, name: &str, response: (u16, &str)) -> bool {
+        let points = self.write_rejected_in("p", name, response);
+        assert!(points.is_empty() || points == [key("p")], "{points:?}");
+        !points.is_empty()
+    }
+
+    fn write_rejected_in(
+        &mut self,
+        point: &str,
+        name: &str,
+        response: (u16, &str),
+    ) -> Vec<ObjectKey> {
         self.queues.write_rejected(
             &key(name),
-            &key("p"),
+            &key(point),
             response,
             Circumstances::default(),
             self.now,
@@ -571,12 +583,7 @@ fn left_out_object_wakes_only_the_queue_that_waits_for_it() {
     while queue.is_woken() || is_woken() {}
     for _ in 1..=5 {
         assert!(!queue.is_woken() && !is_woken());
-        let (field, point) = (key("a"), key("q"));
-        let (response, now) = ((403, "denied"), queue.now);
-        let same = Circumstances::default();
-        queue
-            .queues
-            .write_rejected(&field, &point, response, same, now);
+        queue.write_rejected_in("q", "a", (403, "denied"));
     }
     assert!(queue.is_woken() && !is_woken());
     let left_out = queue.queues.left_out_of(&key("q"));
@@ -643,6 +650,24 @@ fn rejected_write_is_retried_with_backoff_unless_circumstances_change() {
     );
     queue.queues.recorded(&key("a"), &[]);
     assert_eq!(due(&queue, &changed), None);
+}
+
+#[test]
+fn left_out_object_that_moves_changes_the_status_of_both_contact_points() {
+    let mut queue = TestQueue::open();
+    let denied = (403, "denied");
+    assert!(!queue.write_rejected("a", denied));
+    assert!(queue.write_rejected_in("q", "a", denied).is_empty());
+    for attempt in 3..=5 {
+        assert_eq!(queue.write_rejected("a", denied), attempt == 5);
+    }
+    let points = queue.write_rejected_in("q", "a", denied);
+    assert_eq!(points, [key("p"), key("q")]);
+    assert!(queue.queues.left_out_of(&key("p")).is_empty());
+    let left_out = queue.queues.left_out_of(&key("q"));
+    assert_eq!(left_out, [(key("a"), "denied".to_owned())]);
+    assert!(queue.write_rejected_in("q", "a", denied).is_empty());
+    assert_eq!(queue.queues.recorded(&key("a"), &[]), Some(key("q")));
 }
 
 /// The causes are an admission policy, and a webhook that fails now and then.
