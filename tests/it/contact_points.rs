@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use k8s_openapi::api::core::v1::Secret;
 use qm_api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::bot_api::{Chat, Kind};
@@ -582,6 +583,39 @@ async fn retry_after_is_kept_to_the_second() {
     assert!(at(999, 0) < at(CHAT, 1));
     assert_eq!(telegram.rejected().len(), 1);
     bed.ready("chat").await;
+}
+
+/// The pause delays the test message.
+#[tokio::test]
+async fn contact_point_reports_no_former_obstacle_during_a_pause_of_telegram() {
+    let bed = Bed::shared("obstacle").await;
+    let telegram = bot_api();
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.telegram("chat", TOKEN, CHAT).await;
+    bed.ready("chat").await;
+    let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 3600", "parameters": { "retry_after": 3600 } });
+    let later = testbed::bot_api::Reply::status(StatusCode::TOO_MANY_REQUESTS).json(&body);
+    telegram.fault_next(1, testbed::bot_api::Fault::Instead(later));
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "chat")
+        .await;
+    bed.waiting("replicas", "DeliveryFailing: ").await;
+
+    bed.delete::<Secret>("chat-token").await;
+    bed.request_reconcile::<ContactPoint>("chat").await;
+    bed.not_ready("chat", "SecretNotFound").await;
+    bed.secret("chat-token", TOKEN).await;
+    bed.not_ready("chat", "Progressing").await;
+    let untested = "ContactPointNotReady: \"chat\": the operator has not tested it yet";
+    bed.waiting("replicas", untested).await;
+
+    bed.patch::<ContactPoint>("chat", json!({ "spec": { "suspend": true } }))
+        .await;
+    bed.not_ready("chat", "Suspended").await;
+    bed.patch::<ContactPoint>("chat", json!({ "spec": { "suspend": false } }))
+        .await;
+    bed.not_ready("chat", "Progressing").await;
+    assert_eq!(telegram.messages().len(), 1, "nothing during the pause");
 }
 
 #[tokio::test]

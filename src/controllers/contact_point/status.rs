@@ -14,6 +14,8 @@ use qm_runtime::{ObjectKey, short_digest};
 pub const OUTCOMES_RECORDED: &str = "OutcomesRecorded";
 /// Reason of a receiver that has not accepted the test message yet, for a transient cause.
 const UNREACHABLE: &str = "Unreachable";
+/// Reason of a receiver whose answer is awaited after a suspension, or after a problem with the spec or a Secret.
+pub(crate) const PROGRESSING: &str = "Progressing";
 
 /// Returns the digest of the endpoint that the spec describes, without the fields that only say when the operator
 /// sends.
@@ -84,6 +86,10 @@ pub fn answered(
         ReceiverState::Untried | ReceiverState::Retrying(_) if is_verified(status, tested) => {
             ready(migrated_before)
         }
+        // The condition would name the former obstacle for as long as a pause of Telegram lasts.
+        ReceiverState::Untried if status.was_ready.is_some() => {
+            return Outcome::in_progress(PROGRESSING, ANSWER_AWAITED);
+        }
         ReceiverState::Untried => return Outcome::unchanged(),
         ReceiverState::Accepted { migrated_to } => ready(migrated_to.or(migrated_before)),
         ReceiverState::Retrying(message) => {
@@ -123,6 +129,9 @@ pub(crate) fn set_requested_test(status: &mut ContactPointStatus, test: Requeste
 pub(super) const UNAVAILABLE: &str =
     "the receiver does not accept messages at the moment: they wait, and the operator retries";
 
+/// Message of a receiver whose answer is awaited.
+const ANSWER_AWAITED: &str = "the operator waits for the receiver's answer to the next message, which a rate limit may delay";
+
 fn ready(migrated: Option<i64>) -> Outcome {
     Outcome::ready(match migrated {
         Some(chat) => format!(
@@ -151,11 +160,11 @@ pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
     Outcome::suspended(message).event(EventPolicy::OnMessage)
 }
 
-/// Fills the draft of a status of a contact point that is no longer ready, and may be ready again without a test
-/// message. `spec` is the spec's [`digest`].
+/// Fills the draft of a status of a contact point with an obstacle, which may be ready afterwards without a test message.
+/// `spec` is the spec's [`digest`].
 pub(crate) fn remember_readiness(status: &mut ContactPointStatus, spec: &str) {
     status.migrated_to_chat_id = migrated(Some(status), spec);
-    status.was_ready = was_ready(status).then_some(true);
+    status.was_ready = Some(was_ready(status));
 }
 
 /// Sets the condition that lists the `TrackedField`s whose status the apiserver rejects, with the cause.
@@ -527,10 +536,11 @@ mod tests {
             none(),
             3,
             at(9),
-        );
-        assert_eq!(resumed.is_some(), again);
-        if let Some(resumed) = resumed {
-            assert!(resumed.ready && resumed.was_ready.is_none());
+        )
+        .unwrap();
+        assert_eq!(resumed.ready, again);
+        if again {
+            assert!(resumed.was_ready.is_none());
             assert_eq!(
                 (resumed.observed_generation, resumed.last_test),
                 (Some(3), Some(tested()))
@@ -574,6 +584,37 @@ mod tests {
                 ..tested()
             }
         ));
+    }
+
+    /// A pause of Telegram delays the test message, perhaps for hours.
+    #[rstest]
+    #[case::missing_secret(blocked(None, "abc", at(0)))]
+    #[case::missing_secret_of_a_ready_contact_point(blocked(Some(&ready()), "abc", at(5)))]
+    #[case::suspended(suspended(None, 1, at(0)))]
+    fn obstacle_that_no_longer_exists_is_not_reported(#[case] before: ContactPointStatus) {
+        let new = LastTest {
+            secrets: vec!["uid/2".into()],
+            ..tested()
+        };
+        let answered = |before: &ContactPointStatus, receiver: &ReceiverState| {
+            status(Some(before), receiver, false, &new, none(), 1, at(9)).unwrap()
+        };
+        let reason = |status: &ContactPointStatus| {
+            let ready = conditions::get(&status.conditions, READY).unwrap();
+            ready.reason.clone()
+        };
+        let awaited = answered(&before, &ReceiverState::Untried);
+        assert_eq!((awaited.ready, &*reason(&awaited)), (false, PROGRESSING));
+        assert_eq!(
+            answered(&awaited, &ReceiverState::Untried),
+            awaited,
+            "the status is written once"
+        );
+        let unavailable = ReceiverState::Retrying("503".into());
+        let failed = answered(&awaited, &unavailable);
+        assert_eq!(reason(&failed), UNREACHABLE);
+        let accepted = ReceiverState::Accepted { migrated_to: None };
+        assert!(answered(&awaited, &accepted).ready);
     }
 
     #[test]

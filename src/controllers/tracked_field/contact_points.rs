@@ -15,6 +15,7 @@ use qm_runtime::outcome::SUSPENDED;
 
 use super::waiting::WaitingReason;
 use crate::controllers::contact_point::endpoint::BODY_INVALID;
+use crate::controllers::contact_point::status::PROGRESSING;
 
 /// Maximum number of contact points whose names are compared with that of a missing one. A comparison of two long names
 /// takes some 100 µs, and each reconcile of a `TrackedField` without its contact point makes them.
@@ -90,6 +91,9 @@ pub(crate) fn of_point(point: &ContactPoint) -> Option<WaitingReason> {
     }
     Some(match ready {
         None => WaitingReason::ContactPointNotObserved { name },
+        Some(ready) if ready.reason == PROGRESSING => {
+            WaitingReason::ContactPointNotObserved { name }
+        }
         Some(ready) if ready.reason == BODY_INVALID => WaitingReason::TestBodyInvalid {
             name,
             message: ready.message.clone(),
@@ -161,18 +165,21 @@ mod tests {
             )
         );
         assert!(!new.is_warning());
-        let condition = |status: &str| {
-            json!([{ "type": "Ready", "status": status, "reason": "Unauthorized", "message": "no",
+        let condition = |status: &str, reason: &str| {
+            json!([{ "type": "Ready", "status": status, "reason": reason, "message": "no",
                      "lastTransitionTime": "2026-01-01T00:00:00Z" }])
         };
-        let refused = of(&json!({ "ready": false, "conditions": condition("False") })).unwrap();
+        let awaited = json!({ "ready": false, "conditions": condition("False", PROGRESSING) });
+        assert_eq!(of(&awaited), Some(new));
+        let refused = json!({ "ready": false, "conditions": condition("False", "Unauthorized") });
+        let refused = of(&refused).unwrap();
         assert_eq!(
             (refused.reason(), &*refused.message()),
             ("ContactPointNotReady", r#""hook": Unauthorized: no"#)
         );
         assert!(refused.is_warning());
         assert_eq!(
-            of(&json!({ "ready": true, "conditions": condition("True") })),
+            of(&json!({ "ready": true, "conditions": condition("True", "Ready") })),
             None
         );
     }

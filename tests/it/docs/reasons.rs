@@ -210,7 +210,12 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
 
 fn of_contact_point() -> BTreeSet<String> {
     let of = |receiver: &ReceiverState| {
-        let (mut status, tested) = (ContactPointStatus::default(), LastTest::default());
+        // The contact point was not ready before it was suspended.
+        let mut status = ContactPointStatus {
+            was_ready: Some(false),
+            ..ContactPointStatus::default()
+        };
+        let tested = LastTest::default();
         let outcome = status::answered(
             &mut status,
             receiver,
@@ -222,9 +227,10 @@ fn of_contact_point() -> BTreeSet<String> {
     };
     let accepted = of(&ReceiverState::Accepted { migrated_to: None });
     let retrying = of(&ReceiverState::Retrying(String::new()));
+    let untried = of(&ReceiverState::Untried);
     owned(blocked().into_iter().chain(stopped()).chain([SUSPENDED]))
         .into_iter()
-        .chain([accepted, retrying])
+        .chain([accepted, retrying, untried])
         .collect()
 }
 

@@ -148,6 +148,7 @@ pub const REASONS: &[Reason] = &[
     reason("Suspended", &[TF], "`spec.suspend` is true. The operator records changes and sends none.", Idle, "Set `spec.suspend` to false."),
     reason("Suspended", &[SET], "With `spec.suspend`, the operator changes no TrackedField. With `spec.template.suspend`, it records changes and sends none.", Idle, "Set the field that the message names to false."),
     reason("Suspended", &[SYNC, MA, APP, MI], "`spec.suspend` is true. The operator changes nothing.", Idle, "Set `spec.suspend` to false."),
+    reason("Progressing", &[CP], "After a suspension or a problem, the operator waits for the receiver's answer to the next message. The rate limits of Telegram may delay that message.", Text("it continues by itself"), "Wait."),
     reason("Progressing", &[SET], "The operator lists the resources, or creates TrackedFields.", Text("it continues by itself"), "Wait."),
     reason("Progressing", &[APP], "Pods are starting or stopping, and nothing indicates a problem.", On("the Deployment changes"), "Wait."),
 
@@ -311,7 +312,7 @@ pub const EVENTS: &[Event] = &[
 /// Rule by which a kind emits Events of its reasons, with the action `Reconcile`.
 #[rustfmt::skip]
 pub const REPORTED: &[(&str, &str)] = &[
-    (CP, "Each change of the reason, and of the message while the ContactPoint is not ready. Normal for `Ready` and `Suspended`, otherwise Warning."),
+    (CP, "Each change of the reason, and of the message while the ContactPoint is not ready. Normal for `Ready` and `Suspended`, otherwise Warning. None for `Progressing`."),
     (TF, "Each change of reason or message, and every 30 minutes while it lasts. Normal for `Suspended` and for a ContactPoint that was not tried yet, otherwise Warning."),
     (SET, "Each reason once, until the set has been ready for 10 minutes or its spec changes. Normal for `Ready`, `NothingMatches` and `Suspended`, otherwise Warning. None for `Progressing`."),
     (SYNC, "Each change of the reason, and of the message while the sync is not ready. Normal for `Synced` and `Suspended`, otherwise Warning."),
