@@ -146,7 +146,10 @@ impl ObjectSummary {
         if let Some(since) = &metadata.deletion_timestamp {
             summary.state = ObjectState::Terminating;
             summary.since = Some(since.0);
-            if condition(object, READY).is_none_or(|ready| ready.status == "True") {
+            // The deletion raises the generation, so the condition of an older generation names no blocker.
+            let blocker = condition(object, READY)
+                .filter(|ready| ready.status != "True" && !is_of_older_spec(object, ready));
+            if blocker.is_none() {
                 summary.reason.clear();
                 summary.message.clear();
             }
@@ -200,14 +203,13 @@ impl ObjectSummary {
             return;
         };
         let generation = object.metadata.generation;
-        let observed = status["observedGeneration"].as_i64();
-        let observed = observed.or(ready.observed_generation);
+        let observed = observed_generation(object, &ready);
         let shown = Some((observed, &*ready.status, &*ready.reason));
         self.state = from_condition(generation, shown).0.into();
         self.since = Some(ready.last_transition_time.0);
         let unrecorded = condition(object, OUTCOMES_RECORDED);
         if ready.status != "True" {
-            let of_older = if generation > observed {
+            let of_older = if is_of_older_spec(object, &ready) {
                 "of an older spec: "
             } else {
                 ""
@@ -291,6 +293,17 @@ pub(crate) fn condition(object: &DynamicObject, type_: &str) -> Option<Condition
     serde_json::from_value(found.clone()).ok()
 }
 
+/// Returns the observed generation of the status with this condition `Ready`.
+fn observed_generation(object: &DynamicObject, ready: &Condition) -> Option<i64> {
+    let observed = object.data["status"]["observedGeneration"].as_i64();
+    observed.or(ready.observed_generation)
+}
+
+/// Returns whether the status with this condition `Ready` describes an older generation than the object's.
+fn is_of_older_spec(object: &DynamicObject, ready: &Condition) -> bool {
+    object.metadata.generation > observed_generation(object, ready)
+}
+
 pub(crate) fn api(client: &Client, kind: &KindInfo, namespace: Option<&str>) -> Api<DynamicObject> {
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind.resource()),
@@ -361,7 +374,7 @@ pub(super) mod tests {
         kinds.find(|kind| kind.controller == controller).unwrap()
     }
 
-    fn object(controller: &str, more: &Value) -> ObjectSummary {
+    pub(crate) fn object(controller: &str, more: &Value) -> ObjectSummary {
         let mut object = json!({ "metadata": { "namespace": "shop", "name": "web", "generation": 2 }, "spec": {} });
         for (field, value) in more.as_object().unwrap() {
             if field == "metadata" {
@@ -376,7 +389,7 @@ pub(super) mod tests {
         ObjectSummary::new(kind(controller), &serde_json::from_value(object).unwrap())
     }
 
-    fn conditions(status: &str, reason: &str, observed: i64) -> Value {
+    pub(crate) fn conditions(status: &str, reason: &str, observed: i64) -> Value {
         let condition = json!({ "type": "Ready", "status": status, "reason": reason, "message": "why",
             "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed });
         json!({ "status": { "conditions": [condition], "observedGeneration": observed } })
@@ -427,6 +440,7 @@ pub(super) mod tests {
     )]
     #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), ObjectState::NotObserved, "")]
     #[case::deleting("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "DeletionProtected")]
+    #[case::deleting_unobserved("configmapsync", with(conditions("False", "SourceNotFound", 1), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "")]
     #[case::deleting_while_ready("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), ObjectState::Terminating, "")]
     #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": true } }), ObjectState::Ready, "")]
     #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": false } }), ObjectState::NotObserved, "")]

@@ -128,7 +128,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::commands::objects::tests::kind;
+    use crate::commands::objects::tests::{conditions, kind, object};
     use crate::controllers;
     use crate::controllers::{app_service, config_map_sync, my_app, my_ingress, tracked_field_set};
 
@@ -166,6 +166,22 @@ mod tests {
         object.message = "may not be deleted".into();
         let named = blockers(kind, &object, &here);
         assert!(named[0].ends_with(": DeletionProtected: may not be deleted"));
+    }
+
+    #[test]
+    fn condition_from_before_the_deletion_is_no_blocker() {
+        let mut deleted = conditions("False", "SourceNotFound", 1);
+        deleted["metadata"] = json!({
+            "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "finalizers": ["quartermaster.dev/copies"],
+        });
+        let sync = object(config_map_sync::NAME, &deleted);
+        let named = blockers(kind(config_map_sync::NAME), &sync, &ClusterArgs::default());
+        let cleanup = "quartermaster.dev/copies: the operator has not deleted the copies";
+        assert!(
+            named.len() == 1 && named[0].starts_with(cleanup),
+            "{named:?}"
+        );
     }
 
     #[rstest]
