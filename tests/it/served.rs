@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use kube::ResourceExt;
 use qm_api::{ContactPoint, TrackedField};
 use quartermaster::controllers;
-use serde_json::Value;
+use serde_json::{Value, json};
 use testbed::receiver::Receiver;
+use testbed::wait::until;
 
-use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings, series};
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, series};
 
 /// Returns the text of `/readyz` when everything works and the selected kinds are disabled.
 fn ready(off: impl Fn(&str) -> bool) -> String {
@@ -156,6 +157,30 @@ async fn operator_serves_probes_metrics_and_logs() {
         }
     }
     assert!(reconciles > 3);
+}
+
+/// The operator writes no status for a deleted `ContactPoint`, and the deletion raises the generation.
+#[tokio::test]
+async fn object_that_another_finalizer_keeps_counts_as_terminating() {
+    let bed = Bed::shared("undeleted").await;
+    let receiver = Receiver::start().unwrap();
+    let operator = Operator::start(&bed, Settings::default()).await;
+    let finalizers = |all: Value| json!({ "metadata": { "finalizers": all } });
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    bed.patch::<ContactPoint>("hook", finalizers(json!(["example.com/theirs"])))
+        .await;
+    bed.delete::<ContactPoint>("hook").await;
+    let terminating = "quartermaster_resources{controller=\"contactpoint\",ready=\"Unknown\",reason=\"Terminating\"}";
+    let metrics = until("the deleted object is counted", SOON, async || {
+        let metrics = operator.metrics().await;
+        Ok((series(&metrics, terminating) == Some(1.0)).then_some(metrics))
+    })
+    .await
+    .unwrap();
+    assert!(!metrics.contains("reason=\"NotObserved\""), "{metrics}");
+    bed.patch::<ContactPoint>("hook", finalizers(Value::Null))
+        .await;
 }
 
 #[tokio::test]

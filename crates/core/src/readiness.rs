@@ -2,6 +2,8 @@
 
 /// Reason of an object whose current spec the operator has not observed yet.
 pub const NOT_OBSERVED: &str = "NotObserved";
+/// Reason of an object that is being deleted.
+pub const TERMINATING: &str = "Terminating";
 
 /// Status of the condition `Ready`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

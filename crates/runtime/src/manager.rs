@@ -31,7 +31,7 @@ use super::drift::{Advice, Drift};
 use super::events::Events;
 use super::health::{KindReadiness, Probes, Watchdog};
 use super::leader::{self, Fence, LeaderElector, LeadershipEnd};
-use super::metrics::resources::tally;
+use super::metrics::resources::{counted_readiness, tally};
 use super::metrics::{Metrics, Purpose};
 use super::objects::Objects;
 use super::raw_object::BoundedObject;
@@ -330,9 +330,10 @@ impl Manager {
 
         let (served, counted) = (cache.clone(), objects.clone());
         self.metrics.set_resources(name, move || {
-            served
-                .is_served()
-                .then(|| tally(counted.all().iter().map(|object| object.readiness())))
+            served.is_served().then(|| {
+                let objects = counted.all();
+                tally(objects.iter().map(|object| counted_readiness(&**object)))
+            })
         });
         let commands = watch::Sender::<WatchCommand>::default();
         if self.settings.runs(name) {

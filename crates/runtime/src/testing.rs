@@ -8,7 +8,7 @@ use kube::{Client, CustomResource};
 use qm_core::conditions::ReadyCondition;
 use qm_core::kind::{HasReadyCondition, Kind};
 use qm_core::names::MetadataNames;
-use qm_core::readiness::{Readiness, ReadinessSummary};
+use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -54,7 +54,9 @@ impl Kind for Widget {
     const FOREIGN_ANNOTATIONS: &'static [&'static str] = &[FOREIGN_ANNOTATION];
 
     fn readiness(&self) -> ReadinessSummary<'_> {
-        (Readiness::Unknown, "")
+        let status = self.status.as_ref();
+        let reason = status.and_then(|status| status.fields.get("ready")?.as_str());
+        (Readiness::Unknown, reason.unwrap_or(NOT_OBSERVED))
     }
 }
 

@@ -10,6 +10,7 @@ use std::ops::ControlFlow::{self, Break, Continue};
 use qm_api::common::ADOPT_BY;
 use qm_api::my_ingress::{Alb, FINALIZER, ListenerStatus};
 use qm_aws::{AwsError, DesiredLoadBalancer, LoadBalancer, Tags, error};
+use qm_core::readiness::TERMINATING;
 use qm_runtime::error::{CONFLICT, Class};
 use qm_runtime::finalizer;
 use qm_runtime::outcome::Requeue;
@@ -18,7 +19,7 @@ use qm_runtime::ownership::Ownership;
 use super::build::{Desired, incompatibility};
 use super::observe::Observed;
 use super::status::{
-    DELETION_PROTECTED, INCOMPATIBLE, ListenerResult, MyIngressReadiness, NAME_TAKEN, TERMINATING,
+    DELETION_PROTECTED, INCOMPATIBLE, ListenerResult, MyIngressReadiness, NAME_TAKEN,
 };
 use super::step::{EventType, Intent, OwnedResource, Step};
 use super::tags::TagOwnership;

@@ -7,6 +7,7 @@ use qm_api::my_ingress::{Alb, ListenerStatus, MyIngressStatus};
 use qm_aws::listeners::{InstanceTarget, TargetHealth};
 use qm_aws::{AwsError, LoadBalancer};
 use qm_core::conditions::READY;
+use qm_core::readiness::TERMINATING;
 use qm_runtime::error::{CONFLICT, FORBIDDEN, WRITE_FAILED};
 use qm_runtime::outcome::{EventPolicy, Outcome, Requeue, SPEC_INVALID, SUSPENDED};
 
@@ -24,8 +25,6 @@ const PROVISIONING_FAILED: &str = "ProvisioningFailed";
 pub(crate) const NAME_TAKEN: &str = "NameTaken";
 /// The load balancer has another scheme or type, which cannot change.
 pub(crate) const INCOMPATIBLE: &str = "Incompatible";
-/// The load balancer is being deleted.
-pub(crate) const TERMINATING: &str = "Terminating";
 /// Deletion protection is on.
 pub(crate) const DELETION_PROTECTED: &str = "DeletionProtected";
 pub(crate) const SERVICE_NOT_FOUND: &str = "ServiceNotFound";

@@ -22,7 +22,8 @@ To make the operator try at once, annotate the object:
 30 s\" means that the delay doubles, with random jitter.
 
 `quartermaster status` and the [metric](metrics.md) `quartermaster_resources` also know `NotObserved`: no status describes the current
-spec yet. If that lasts, no operator serves the object: [Troubleshoot](../operate/troubleshoot.md).
+spec yet. If that lasts, no operator serves the object: [Troubleshoot](../operate/troubleshoot.md). An object that is being deleted is
+`Terminating` instead.
 ";
 
 const EVENTS: &str = "\

@@ -8,7 +8,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
-use qm_core::readiness::ReadinessSummary;
+use qm_core::kind::Kind;
+use qm_core::readiness::{NOT_OBSERVED, Readiness, ReadinessSummary, TERMINATING};
 use qm_core::validation::is_condition_reason;
 
 /// Maximum number of one controller's reasons with their own sample. Some reasons come from outside, such as from a
@@ -46,8 +47,9 @@ impl fmt::Debug for ResourceCollector {
 impl Collector for ResourceCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let help = "Objects by status and reason of their Ready condition. The reason is NotObserved while the status is not of the \
-                    current spec, and Other beyond 64 reasons. A kind that is not served has no series.";
+        let help = "Objects by status and reason of their Ready condition. While the status is not of the current spec, the reason \
+                    is NotObserved, or Terminating if the object is being deleted. Beyond 64 reasons, it is Other. A kind that is \
+                    not served has no series.";
         let mut family = encoder.encode_descriptor("resources", help, None, MetricType::Gauge)?;
         for (controller, count) in &*counts {
             for ((ready, reason), number) in count().unwrap_or_default() {
@@ -60,6 +62,17 @@ impl Collector for ResourceCollector {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns the readiness under which the metric counts an object. A deletion raises the generation, and the operator
+/// writes no status for a deleted object without its finalizer, so that the status stays unobserved.
+pub(crate) fn counted_readiness<K: Kind>(object: &K) -> ReadinessSummary<'_> {
+    match object.readiness() {
+        (Readiness::Unknown, NOT_OBSERVED) if object.meta().deletion_timestamp.is_some() => {
+            (Readiness::Unknown, TERMINATING)
+        }
+        readiness => readiness,
     }
 }
 
@@ -90,9 +103,29 @@ pub fn tally<'a>(readiness: impl Iterator<Item = ReadinessSummary<'a>>) -> Tally
 
 #[cfg(test)]
 mod tests {
-    use qm_core::readiness::Readiness;
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
+    use crate::testing::{Widget, WidgetStatus};
+
+    #[test]
+    fn deleted_object_without_status_of_its_deletion_counts_as_terminating() {
+        let mut widget = Widget::default();
+        assert_eq!(
+            counted_readiness(&widget),
+            (Readiness::Unknown, NOT_OBSERVED)
+        );
+        widget.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        assert_eq!(
+            counted_readiness(&widget),
+            (Readiness::Unknown, TERMINATING)
+        );
+        let mut status = WidgetStatus::default();
+        status.fields.insert("ready".into(), "Conflict".into());
+        widget.status = Some(status);
+        assert_eq!(counted_readiness(&widget), (Readiness::Unknown, "Conflict"));
+    }
 
     #[test]
     fn tally_counts_each_readiness() {
