@@ -24,7 +24,8 @@ pub const PROGRAM: Program = Program {
     hints: Hints {
         replace_crds: Some(REPLACE_CRDS),
         select_controllers: "--controllers",
-        metrics_reader_role: Some("quartermaster-metrics-reader"),
+        // Each install has its own prefix.
+        metrics_reader_role: Some("the ClusterRole ...-metrics-reader of this install"),
     },
     ..Program::new("quartermaster", env!("CARGO_PKG_VERSION"))
 };

@@ -19,7 +19,7 @@ pub(super) struct MetricsArgs {
     )]
     address: String,
 
-    /// Serve /metrics over TLS, and only to clients that RBAC allows to get /metrics, such as with ClusterRole quartermaster-metrics-reader
+    /// Serve /metrics over TLS, and only to clients that RBAC allows to get /metrics, such as with the install's ClusterRole ...-metrics-reader
     #[arg(long = "metrics-secure", env = "QUARTERMASTER_METRICS_SECURE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = parse::Boolean, help_heading = "Metrics and probes")]

@@ -30,7 +30,7 @@ pub struct Hints {
     pub replace_crds: Option<&'static str>,
     /// Flag or setting that selects the controllers.
     pub select_controllers: &'static str,
-    /// `ClusterRole` that grants reading the metrics.
+    /// Phrase that names the `ClusterRole` that grants reading the metrics.
     pub metrics_reader_role: Option<&'static str>,
 }
 

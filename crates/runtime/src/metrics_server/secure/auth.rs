@@ -27,7 +27,7 @@ pub(crate) const PATH: &str = "/metrics";
 /// Check of the clients that read the metrics.
 pub struct MetricsAuth {
     reviews: ReviewClient,
-    /// `ClusterRole` that grants reading the metrics, for messages.
+    /// Phrase that names the `ClusterRole` that grants reading the metrics, for messages.
     reader_role: Option<&'static str>,
     users: AuthCache<Result<UserInfo, AuthError>>,
     allowed: AuthCache<Result<(), AuthError>>,
@@ -99,7 +99,7 @@ impl AuthError {
 
 impl MetricsAuth {
     /// Creates a check with empty caches. `client` must be able to write without the lease, because standbys serve the
-    /// metrics too. `reader_role` is the `ClusterRole` that messages recommend.
+    /// metrics too. `reader_role` names the `ClusterRole` that messages recommend.
     pub fn new(
         client: Client,
         reader_role: Option<&'static str>,
