@@ -155,7 +155,8 @@ impl DeliveryMetrics {
         );
         registry.register(
             "entries_pending",
-            "Entries that wait for their delivery",
+            "Entries that wait for their delivery, with those of suspended ContactPoints and without those of suspended \
+             TrackedFields",
             metrics.pending.clone(),
         );
         registry.register(
