@@ -41,7 +41,12 @@ impl ConfigMapSyncs {
                 reason,
                 message,
             } = first;
-            let message = format!("the copy in {namespace} cannot be deleted: {message}");
+            let ending = if cx.object.spec.orphans() {
+                "released"
+            } else {
+                "deleted"
+            };
+            let message = format!("the copy in {namespace} cannot be {ending}: {message}");
             let outcome = blocked(cx, reason, message).requeue(Requeue::Poll);
             return with_error(outcome, error, is_reported).map(Some);
         }

@@ -314,6 +314,33 @@ async fn forbidding_namespace_blocks_no_other() {
     shop.ended("s").await;
 }
 
+/// The condition names what the operator tries: a copy that stays is released, and not deleted.
+#[tokio::test]
+async fn copy_that_cannot_be_released_keeps_a_deleted_sync() {
+    let shop = Shop::shared("unreleased").await;
+    let shut = shop.open("shut", json!({})).await;
+    let here = shop.bed.namespace.clone();
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let _operator = Operator::start(&shop.bed, shop.serving(&["shut"]).kubeconfig(file)).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    let spec = json!({ "destinationNamespace": shut, "deletionPolicy": "Orphan" });
+    shop.sync("s", spec).await;
+    shop.reads("s", "Synced").await;
+    let writes = Match::writes().resource("configmaps").namespace(&shut);
+    let order = proxy.inject(writes, Times::Always, Fault::status(StatusCode::FORBIDDEN));
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    let message = shop.reads("s", "Forbidden").await;
+    assert!(
+        message.contains(&format!("the copy in {shut} cannot be released: ")),
+        "{message}"
+    );
+    order.cancel();
+    shop.ended("s").await;
+    let copy = shop.copied(&shut, "settings", json!({ "a": "1" })).await;
+    assert!(!copy.labels().contains_key(OWNER_LABEL));
+}
+
 /// A watched namespace is deleted together with the operator's Role in it.
 #[tokio::test]
 async fn lost_namespace_does_not_keep_a_deleted_sync() {
