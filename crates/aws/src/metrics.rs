@@ -16,7 +16,8 @@ impl AwsMetrics {
         let metrics = Self::default();
         registry.register(
             "aws_requests",
-            "AWS requests by outcome: OK, the error code of AWS, or the condition's reason if AWS gave no code",
+            "AWS requests by outcome: OK, the error code of AWS, or the condition's reason if AWS gave no code that the \
+             operator knows",
             metrics.requests.clone(),
         );
         metrics
