@@ -95,15 +95,8 @@ fn of(kind: &KindInfo) -> ControllerPermissions {
 /// Returns the permission without the verbs that list: flags name the namespaces, and listeners, which need nodes, need
 /// an operator of the whole cluster.
 fn beside(permission: &Permission) -> Option<PolicyRule> {
-    permission.verbs.contains(&"get").then(|| {
-        let named = permission
-            .resources
-            .contains(&"namespaces")
-            .then(|| vec!["kube-system".to_owned()]);
-        PolicyRule {
-            verbs: vec!["get".into()],
-            resource_names: named,
-            ..rbac::policy(permission)
-        }
+    permission.verbs.contains(&"get").then(|| PolicyRule {
+        verbs: vec!["get".into()],
+        ..rbac::policy(permission)
     })
 }

@@ -88,24 +88,24 @@ pub fn for_people() -> Vec<(String, Value)> {
     KINDS.iter().flat_map(of).collect()
 }
 
-/// Returns the role with the permissions of all controllers in all namespaces; permissions that several kinds share
-/// appear once.
+/// Returns the role with the permissions of all controllers in all namespaces; permissions on the same objects that
+/// several kinds share appear once.
 fn manager() -> ClusterRole {
-    let mut verbs = BTreeMap::<(&str, &str), Vec<&str>>::new();
+    let mut verbs = BTreeMap::<(&str, &str, &[&str]), Vec<&str>>::new();
     for permission in KINDS.iter().flat_map(|kind| kind.permissions) {
         for resource in permission.resources {
             verbs
-                .entry((permission.group, resource))
+                .entry((permission.group, resource, permission.resource_names))
                 .or_default()
                 .extend(permission.verbs);
         }
     }
     let mut rules: Vec<_> = verbs
         .into_iter()
-        .map(|((group, resource), mut verbs)| {
+        .map(|((group, resource, names), mut verbs)| {
             verbs.sort_unstable();
             verbs.dedup();
-            rule(group, &[resource], &verbs)
+            named(rule(group, &[resource], &verbs), names)
         })
         .collect();
     rules.push(PolicyRule {
@@ -319,11 +319,23 @@ fn role_ref(kind: &str, name: &str) -> RoleRef {
 }
 
 pub(super) fn policy(permission: &Permission) -> PolicyRule {
-    rule(permission.group, permission.resources, permission.verbs)
+    let rule = rule(permission.group, permission.resources, permission.verbs);
+    named(rule, permission.resource_names)
+}
+
+/// Limits a rule to the objects of these names, if there are any.
+fn named(rule: PolicyRule, names: &[&str]) -> PolicyRule {
+    PolicyRule {
+        resource_names: (!names.is_empty()).then(|| owned(names)),
+        ..rule
+    }
+}
+
+fn owned(strings: &[&str]) -> Vec<String> {
+    strings.iter().map(ToString::to_string).collect()
 }
 
 fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
-    let owned = |strings: &[&str]| strings.iter().map(ToString::to_string).collect::<Vec<_>>();
     PolicyRule {
         api_groups: Some(vec![group.into()]),
         resources: Some(owned(resources)),

@@ -66,7 +66,7 @@ control-plane: controller-manager
 {{- range index $controller . -}}
 {{- $rule := . -}}
 {{- range .resources -}}
-{{- $key := printf "%s %s" (first $rule.apiGroups) . -}}
+{{- $key := printf "%s %s %s" (first $rule.apiGroups) . ($rule.resourceNames | default list | join ",") -}}
 {{- $_ := set $verbs $key (concat (index $verbs $key | default list) $rule.verbs) -}}
 {{- end -}}
 {{- end -}}
@@ -75,7 +75,10 @@ control-plane: controller-manager
 {{- range keys $verbs | sortAlpha -}}
 {{- $parts := splitList " " . }}
 - apiGroups: [{{ first $parts | quote }}]
-  resources: [{{ last $parts }}]
+  resources: [{{ index $parts 1 }}]
+  {{- with last $parts }}
+  resourceNames: {{ splitList "," . | toJson }}
+  {{- end }}
   verbs: {{ index $verbs . | uniq | sortAlpha | toJson }}
 {{- end -}}
 {{- end -}}

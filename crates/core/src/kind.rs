@@ -97,6 +97,8 @@ pub struct Permission {
     pub verbs: &'static [&'static str],
     /// True if the resources are namespaced.
     pub namespaced: bool,
+    /// Names of the objects; empty for all objects.
+    pub resource_names: &'static [&'static str],
 }
 
 impl Permission {
@@ -111,6 +113,7 @@ impl Permission {
             resources,
             verbs,
             namespaced: true,
+            resource_names: &[],
         }
     }
 
@@ -125,6 +128,16 @@ impl Permission {
             resources,
             verbs,
             namespaced: false,
+            resource_names: &[],
+        }
+    }
+
+    /// Limits the permission to the objects of these names.
+    #[must_use]
+    pub const fn named(self, resource_names: &'static [&'static str]) -> Self {
+        Self {
+            resource_names,
+            ..self
         }
     }
 }

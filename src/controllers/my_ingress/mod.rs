@@ -63,7 +63,7 @@ pub const KIND: KindInfo = KindInfo::of::<MyIngress>(
         Permission::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),
         Permission::namespaced(GROUP, &["myingresses/status"], &["patch"]),
         // The UID of kube-system identifies the cluster.
-        Permission::cluster_scoped("", &["namespaces"], &["get"]),
+        Permission::cluster_scoped("", &["namespaces"], &["get"]).named(&[CLUSTER_NAMESPACE]),
         // Listeners forward to nodes and Services.
         Permission::cluster_scoped("", &["nodes"], &["list", "watch"]),
         Permission::namespaced("", &["services"], &["get", "list", "watch"]),

@@ -169,7 +169,8 @@ fn always() -> BTreeSet<String> {
 #[tokio::test]
 async fn chart_grants_the_needed_permissions_and_no_others() {
     let everywhere: &Permissions = &[
-        ("get list watch", "namespaces."),
+        ("list watch", "namespaces."),
+        ("get", "namespaces. kube-system"),
         ("get list watch", "nodes."),
     ];
     let whole = &listed("-", &[COPIES, OTHERS, TRACKED, ROLE, METRICS, everywhere]) | &always();
