@@ -522,17 +522,18 @@ impl<T: Transport> TrackedFieldSets<T> {
             let candidates = self.index.tracking(identity).into_iter();
             let candidates = candidates.filter(|(key, _)| !is_edited(key));
             let owns = |key: &ObjectKey, _: &Tracking| is_owned(key);
-            let (key, replaces) = match claimant.existing(candidates, &derived, owns, seniority_of)
-            {
+            let existing = claimant.existing(candidates, &derived, owns, seniority_of);
+            // An adopted child that has been edited is changed back, and not replaced.
+            let edited = || adopted.iter().find(|(_, it)| **it == identity);
+            let (key, replaces) = match existing {
                 Existing::Covered(_) => {
                     covered += 1;
                     continue;
                 }
                 Existing::Own(key) => (key, None),
-                Existing::Adoptable(key) => (key, Some(derived)),
-                Existing::None => {
-                    let adopted = adopted.iter().find(|(_, it)| **it == identity);
-                    (adopted.map_or(derived, |(key, _)| key.clone()), None)
+                Existing::Adoptable(key) if edited().is_none() => (key, Some(derived)),
+                Existing::Adoptable(_) | Existing::None => {
+                    (edited().map_or(derived, |(key, _)| key.clone()), None)
                 }
             };
             children.push(PlannedChild {

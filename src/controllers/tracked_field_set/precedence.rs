@@ -73,8 +73,9 @@ impl Claimant<'_> {
     /// returns whether the set owns a `TrackedField`, and `seniority_of` the seniority of another stored set.
     ///
     /// A user's `TrackedField`, or one of an older set, covers the field. A `TrackedField` that the set may adopt
-    /// replaces the child that the set has created, so that the history stays. A copy of that child does not. An owned
-    /// one with the name of a child for another field has been edited, and is changed back.
+    /// replaces the child that the set has created, so that the history stays, but not one that the set has adopted
+    /// before. A copy of the created child does not replace it. An owned one with the name of a child for another field
+    /// has been edited, and is changed back.
     pub fn existing(
         &self,
         candidates: impl IntoIterator<Item = (ObjectKey, Tracking)>,
@@ -83,21 +84,16 @@ impl Claimant<'_> {
         seniority_of: impl Fn(&ObjectKey) -> Option<Seniority>,
     ) -> Existing {
         let path = self.key.to_string();
-        let mut existing = Existing::None;
+        let (mut own, mut adoptable) = (None, None);
         for (key, tracking) in candidates {
             if owns(&key, &tracking) {
                 let is_derived = key == *derived;
                 let is_edited = !is_derived && child::is_derived_name(&self.key.name, &key.name);
-                let is_better = match existing {
-                    Existing::None => !is_edited,
-                    Existing::Own(_) => is_derived,
-                    _ => false,
-                };
-                if is_better {
-                    existing = Existing::Own(key);
+                if is_derived || (own.is_none() && !is_edited) {
+                    own = Some(key);
                 }
             } else if tracking.adopt_by.as_deref() == Some(&*path) {
-                existing = Existing::Adoptable(key);
+                adoptable.get_or_insert(key);
             } else if *tracking.contact_point == *self.contact_point
                 && tracking
                     .owner
@@ -106,7 +102,12 @@ impl Claimant<'_> {
                 return Existing::Covered(key);
             }
         }
-        existing
+        match (own, adoptable) {
+            (Some(own), None) => Existing::Own(own),
+            (Some(own), Some(_)) if own != *derived => Existing::Own(own),
+            (_, Some(adoptable)) => Existing::Adoptable(adoptable),
+            (None, None) => Existing::None,
+        }
     }
 
     /// Returns whether the `owner` of a `TrackedField` that this set does not own takes precedence: an older set, a set
@@ -216,7 +217,27 @@ mod tests {
         &[("derived", "hook", Some("all"), None), ("mine", "hook", None, Some("ops/all"))],
         Existing::Adoptable(key("mine"))
     )]
+    #[case::first_adoptable(
+        &[("a", "chat", None, Some("ops/all")), ("b", "chat", None, Some("ops/all"))],
+        Existing::Adoptable(key("a"))
+    )]
     #[case::adopted(&[("adopted", "hook", Some("all"), None)], Existing::Own(key("adopted")))]
+    #[case::adopted_before_adoptable(
+        &[("adopted", "hook", Some("all"), None), ("mine", "chat", None, Some("ops/all"))],
+        Existing::Own(key("adopted"))
+    )]
+    #[case::adoptable_before_adopted(
+        &[("a", "chat", None, Some("ops/all")), ("adopted", "hook", Some("all"), None)],
+        Existing::Own(key("adopted"))
+    )]
+    #[case::adoptable_before_the_original_of_a_copy(
+        &[
+            ("copy", "hook", Some("all"), None),
+            ("derived", "hook", Some("all"), None),
+            ("mine", "chat", None, Some("ops/all")),
+        ],
+        Existing::Adoptable(key("mine"))
+    )]
     #[case::copy_before_derived(
         &[("copy", "hook", Some("all"), None), ("derived", "hook", Some("all"), None)],
         Existing::Own(key("derived"))

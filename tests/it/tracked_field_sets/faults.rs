@@ -569,6 +569,48 @@ async fn adopted_tracked_field_replaces_the_child() {
 }
 
 #[tokio::test]
+async fn second_consent_replaces_no_adopted_tracked_field() {
+    let bed = Bed::shared("sets-adopted-once").await;
+    let (_proxy, _operator, _receiver) = with_two_children(&bed).await;
+    let other = Receiver::start().unwrap();
+    bed.webhook("other", &other.url()).await;
+    let mut uids = Vec::new();
+    for name in ["x", "y", "z"] {
+        let field = bed.track(name, "Deployment", "a", "replicas", "other");
+        uids.push((name, field.await.uid()));
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+    let adopt = async |name: &str| {
+        let consent = json!({ "metadata": { "annotations": {
+            "quartermaster.dev/adopt-by": format!("{}/all", bed.namespace),
+        } } });
+        bed.patch::<TrackedField>(name, consent).await;
+    };
+    adopt("y").await;
+    let what = "is adopted";
+    let is_adopted = |field: &TrackedField| field.metadata.owner_references.is_some();
+    bed.until("y", what, is_adopted).await;
+    adopt("x").await;
+    adopt("z").await;
+    // A reconcile of the whole set passes.
+    bed.patch::<TrackedFieldSet>("all", json!({ "spec": { "maxTargets": 400 } }))
+        .await;
+    bed.set_reads("all", "Ready").await;
+
+    // The set changes an edited child back, and adopts no other instead.
+    let adopted = bed.api::<TrackedField>().get("y").await.unwrap();
+    bed.patch::<TrackedField>("y", json!({ "spec": { "field": "images" } }))
+        .await;
+    child_is_restored(&bed, &adopted).await;
+    bed.set_reads("all", "Ready").await;
+    for (name, uid) in uids {
+        let field = bed.api::<TrackedField>().get(name).await.unwrap();
+        assert_eq!(field.uid(), uid, "{name}");
+        assert_eq!(is_adopted(&field), name == "y", "{name}");
+    }
+}
+
+#[tokio::test]
 async fn tracked_field_of_another_controller_is_not_adopted() {
     let bed = Bed::shared("sets-controlled").await;
     let (_proxy, _operator, _receiver) = with_two_children(&bed).await;
