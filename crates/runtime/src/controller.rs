@@ -62,6 +62,13 @@ pub trait Controller: Send + Sync + 'static {
         async { Ok(None) }
     }
 
+    /// Returns whether an object with this status may own something that [`Controller::finalize`] deletes. Before the
+    /// reconcile, and also while the object is suspended, the runtime then adds the kind's finalizer again if another
+    /// client has removed it.
+    fn may_own(&self, _status: &StatusOf<Self::Kind>) -> bool {
+        false
+    }
+
     /// Waits until the objects from which [`Controller::fill_status`] fills the status have been listed. Without this
     /// wait, the status of a suspended object would lose its fields at each start.
     fn synced(&self) -> impl Future<Output = ()> + Send {
@@ -250,7 +257,8 @@ impl<K: ReconciledKind> Context<K> {
         Ok(true)
     }
 
-    /// Adds the kind's finalizer. Call this before creating anything that must be deleted before the object.
+    /// Adds the kind's finalizer, unless the object has it. Call this before creating anything that must be deleted
+    /// before the object.
     ///
     /// # Errors
     /// [`Error::Api`] if the write failed, such as with 409 when the object has changed since.
@@ -449,6 +457,10 @@ impl<C: Controller> Reconciler<C> {
     async fn run(&self, cx: &mut Context<C::Kind>) -> Result<Option<Outcome>> {
         if cx.object.meta().deletion_timestamp.is_none() {
             self.controller.synced().await;
+            // A client that replaces the object may drop the finalizer, and suspend the object with the same write.
+            if self.controller.may_own(&cx.status) {
+                cx.add_finalizer().await?;
+            }
             return if cx.object.is_suspended() {
                 Ok(Some(Outcome::suspended(
                     "spec.suspend is true: the operator changes nothing",
@@ -767,7 +779,7 @@ mod tests {
 
     use super::*;
     use crate::error::WRITE_FAILED;
-    use crate::testing::{Widget, WidgetStatus};
+    use crate::testing::{FINALIZER, Widget, WidgetStatus};
 
     /// Controller whose reconciles have these results, in turn. The controller records the status and the freshness
     /// that each reconcile sees.
@@ -778,6 +790,8 @@ mod tests {
         failing: Mutex<Vec<bool>>,
         /// True if everything has been listed.
         is_synced: bool,
+        /// True if each object may own something.
+        may_own: bool,
     }
 
     impl Controller for Widgets {
@@ -792,6 +806,10 @@ mod tests {
             self.seen.lock().unwrap().push(seen);
             self.failing.lock().unwrap().push(cx.is_failing);
             self.results.lock().unwrap().remove(0)
+        }
+
+        fn may_own(&self, _status: &WidgetStatus) -> bool {
+            self.may_own
         }
 
         async fn synced(&self) {
@@ -842,6 +860,7 @@ mod tests {
                 seen: Mutex::default(),
                 failing: Mutex::default(),
                 is_synced: true,
+                may_own: false,
             };
             Self {
                 reconciler: Reconciler::new(widgets, shared, SyncState::default()),
@@ -1059,6 +1078,29 @@ mod tests {
         fixture.reconciler.controller.is_synced = true;
         fixture.reconcile(widget("1", "7", None)).await.unwrap();
         assert!(fixture.update.is_some());
+    }
+
+    #[rstest]
+    #[case::owner(true, &[], true)]
+    #[case::owner_with_finalizer(true, &[FINALIZER], false)]
+    #[case::object_that_owns_nothing(false, &[], false)]
+    #[tokio::test]
+    async fn removed_finalizer_is_added_again_before_the_reconcile(
+        #[case] may_own: bool,
+        #[case] finalizers: &[&str],
+        #[case] is_written: bool,
+    ) {
+        let mut fixture = Fixture::start(200, vec![Err(conflict())]);
+        fixture.reconciler.controller.may_own = may_own;
+        let mut widget = widget("1", "7", None);
+        widget.metadata.finalizers = Some(finalizers.iter().map(|it| (*it).to_owned()).collect());
+        assert!(fixture.reconcile(widget).await.is_err());
+        let written = fixture.writes.try_recv();
+        assert_eq!(written.is_ok(), is_written);
+        if let Ok((path, body)) = written {
+            assert!(path.ends_with("/widgets/w"), "{path}");
+            assert_eq!(body["metadata"]["finalizers"], json!([FINALIZER]));
+        }
     }
 
     #[tokio::test]

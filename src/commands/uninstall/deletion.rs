@@ -157,20 +157,35 @@ impl Deletion<'_> {
         if matches!(&changed, Err(kube::Error::Api(status)) if status.code < 500) {
             self.changes.borrow_mut().remove(target);
         }
-        changed.map(|()| false)
+        changed.map(|_| false)
     }
 
-    /// Removes the operator's finalizers. Returns true if that completes the deletion of the object.
+    /// Removes the operator's finalizers. Returns true if the object no longer exists afterwards.
     async fn remove_finalizers(&self, target: &UninstallTarget) -> kube::Result<bool> {
         let mut finalizers = target.object.finalizers.clone();
         finalizers.retain(|finalizer| !is_own_finalizer(&target.object.kind, finalizer));
         let patch = json!({ "metadata": { "finalizers": finalizers } });
-        self.patch(target, patch).await?;
-        Ok(target.is_deleting() && finalizers.is_empty())
+        let patched = self.patch(target, patch).await?;
+        if target.is_deleting() {
+            return Ok(finalizers.is_empty());
+        }
+        if self.args.without_operator {
+            return Ok(false);
+        }
+        // A running operator soon adds the finalizer again. The deletion then fails: it is pinned to this version.
+        let freed = UninstallTarget::new(target.kind, &patched);
+        match freed.step(self.args) {
+            UninstallStep::Delete(children) => self.delete(&freed, children).await,
+            _ => Ok(false),
+        }
     }
 
-    /// Patches the object, if it still has this version.
-    async fn patch(&self, target: &UninstallTarget, mut patch: Value) -> kube::Result<()> {
+    /// Patches the object, if it still has this version. Returns the patched object.
+    async fn patch(
+        &self,
+        target: &UninstallTarget,
+        mut patch: Value,
+    ) -> kube::Result<DynamicObject> {
         patch["metadata"]["uid"] = target.object.uid.clone().into();
         patch["metadata"]["resourceVersion"] = target.version.clone().into();
         let params = PatchParams {
@@ -178,8 +193,7 @@ impl Deletion<'_> {
             ..PatchParams::default()
         };
         let (api, name) = (self.api(target), &target.object.name);
-        api.patch(name, &params, &Patch::Merge(&patch)).await?;
-        Ok(())
+        api.patch(name, &params, &Patch::Merge(&patch)).await
     }
 
     /// Deletes the object. Returns true if the object no longer exists afterwards.

@@ -21,7 +21,7 @@ pub(super) enum UninstallStep {
     Wait,
     /// Set this field of the spec, so that the children are kept.
     Change(&'static str, Value),
-    /// Remove the operator's finalizers.
+    /// Remove the operator's finalizers; while an operator may run, also delete the object at once.
     RemoveFinalizers,
     Delete(PropagationPolicy),
 }
@@ -85,7 +85,7 @@ impl UninstallTarget {
             return UninstallStep::Change("deletionPolicy", "Orphan".into());
         }
         if is_guarded && keep_children && self.is_of(&my_ingress::KIND) {
-            // The operator adds the finalizer again, unless the MyIngress is suspended.
+            // A MyIngress that is not suspended could still change its load balancer.
             return if self.is_deleting() || self.is_suspended {
                 UninstallStep::RemoveFinalizers
             } else {

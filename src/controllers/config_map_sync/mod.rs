@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
 use qm_api::ConfigMapSync;
-use qm_api::config_map_sync::GROUP;
+use qm_api::config_map_sync::{ConfigMapSyncStatus, GROUP};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
 use qm_core::time::whole_seconds;
 use qm_runtime::children::{Children, Ensured};
@@ -272,6 +272,11 @@ impl Controller for ConfigMapSyncs {
 
     async fn finalize(&self, cx: &mut Context<ConfigMapSync>) -> Result<Option<Outcome>> {
         self.delete_copies(cx).await
+    }
+
+    fn may_own(&self, status: &ConfigMapSyncStatus) -> bool {
+        // The original program, which sets no generation, also recorded a time.
+        status.last_sync_time.is_some() && status.observed_generation.is_some()
     }
 
     fn fill_status(&self, cx: &mut Context<ConfigMapSync>) {

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use kube::Api;
 use kube::core::PartialObjectMeta;
 use qm_api::MyIngress;
-use qm_api::my_ingress::GROUP;
+use qm_api::my_ingress::{Alb, GROUP, MyIngressStatus};
 use qm_aws::elb::Elb;
 use qm_aws::{Aws, AwsError, AwsMetrics};
 use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
@@ -145,6 +145,12 @@ impl<A: Aws> Controller for MyIngresses<A> {
 
     async fn finalize(&self, cx: &mut Context<MyIngress>) -> Result<Option<Outcome>> {
         self.converge(cx).await
+    }
+
+    fn may_own(&self, status: &MyIngressStatus) -> bool {
+        // The status has no state of a load balancer that the MyIngress does not own.
+        let is_owned = |alb: &Alb| alb.state.is_some() || alb.creation_requested_at.is_some();
+        status.alb.as_ref().is_some_and(is_owned) || !status.listeners.is_empty()
     }
 
     fn sync_period(&self, _: Duration) -> Duration {

@@ -689,6 +689,32 @@ async fn object_of_another_controller_is_neither_deleted_nor_awaited() {
     );
 }
 
+/// A client that replaces the sync drops the finalizer, and changes the spec with the same write.
+#[tokio::test]
+async fn copies_are_deleted_although_the_finalizer_was_removed() {
+    let shop = Shop::shared("replaced").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } }))
+        .await;
+    let unwatched = json!({ "sourceNamespace": shop.other_namespace("unwatched") });
+    for (spec, reason) in [
+        (json!({ "suspend": true }), "Suspended"),
+        (unwatched, "OutOfScope"),
+    ] {
+        shop.sync("s", json!({ "destinationNamespace": far })).await;
+        shop.copied(&far, "settings", json!({ "a": "1" })).await;
+        shop.reads("s", "Synced").await;
+        let replaced = json!({ "metadata": { "finalizers": null }, "spec": spec });
+        shop.bed.patch::<ConfigMapSync>("s", replaced).await;
+        shop.reads("s", reason).await;
+        shop.bed.delete::<ConfigMapSync>("s").await;
+        shop.ended("s").await;
+        shop.is_deleted(&far, "settings").await;
+    }
+}
+
 /// The cache keeps no list of this size.
 #[tokio::test]
 async fn finalizers_of_others_stay_in_any_number() {

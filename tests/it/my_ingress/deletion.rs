@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use rstest::rstest;
 use testbed::aws::{Fault, On, Times};
 
+use super::nodes::http;
 use super::*;
 
 #[tokio::test]
@@ -115,6 +117,42 @@ async fn deletion_completes_for_missing_and_suspended_load_balancers() {
     site.bed.delete::<MyIngress>("idle").await;
     site.is_deleted("idle").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
+}
+
+/// A client that replaces the object drops the finalizer, and changes the spec with the same write.
+#[rstest]
+#[case::suspended(json!({ "suspend": true }), "Suspended")]
+#[case::refused(json!({ "listeners": [http(80, "shop")] }), "OutOfScope")]
+#[tokio::test]
+async fn load_balancer_is_deleted_although_the_finalizer_was_removed(
+    #[case] spec: Value,
+    #[case] reason: &str,
+) {
+    let site = Site::new("replaced").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let replaced = json!({ "metadata": { "finalizers": null }, "spec": spec });
+    site.bed.patch::<MyIngress>("web", replaced).await;
+    site.has_reason("web", reason).await;
+    site.bed.delete::<MyIngress>("web").await;
+    site.is_deleted("web").await;
+    assert_eq!(site.aws.balancers().await.unwrap(), []);
+}
+
+/// The operator owns nothing in AWS for an object that it has never reconciled.
+#[tokio::test]
+async fn new_suspended_object_gets_no_finalizer() {
+    let site = Site::new("unused").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({ "suspend": true })).await;
+    for _ in 0..2 {
+        site.has_reason("web", "Suspended").await;
+        let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
+        assert!(ingress.finalizers().is_empty());
+        site.respec("web", json!({ "securityGroups": ["sg-1"] }))
+            .await;
+    }
 }
 
 #[tokio::test]
