@@ -151,15 +151,23 @@ pub(crate) fn claimed(
     (*applied != before).then_some(entries)
 }
 
-/// Returns whether a manager other than `manager` owns a field at `path`.
-pub fn is_owned_by_others(
+/// Returns the entries that own a field at `path`.
+pub fn owners<'a>(
+    managed: &'a [ManagedFieldsEntry],
+    path: &[impl AsRef<str>],
+) -> impl Iterator<Item = &'a ManagedFieldsEntry> {
+    managed
+        .iter()
+        .filter(move |entry| find(fields(entry), path).is_some())
+}
+
+/// Returns whether `manager` owns a field at `path`.
+pub fn is_owned_by(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     path: &[impl AsRef<str>],
 ) -> bool {
-    managed.iter().any(|entry| {
-        entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some()
-    })
+    owners(managed, path).any(|entry| is_of(entry, manager))
 }
 
 /// Returns whether `manager`, and no other manager, owns the field at `path`.
@@ -168,9 +176,8 @@ pub fn is_owned_only_by(
     manager: &str,
     path: &[impl AsRef<str>],
 ) -> bool {
-    let mut own = managed.iter().filter(|entry| is_of(entry, manager));
-    own.any(|entry| find(fields(entry), path).is_some())
-        && !is_owned_by_others(managed, manager, path)
+    is_owned_by(managed, manager, path)
+        && owners(managed, path).all(|entry| entry.manager.as_deref() == Some(manager))
 }
 
 /// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.

@@ -114,20 +114,7 @@ impl PodState {
                 .unwrap_or_default(),
             banner: container.and_then(banner),
             spec_digest: pod.annotations().get(SPEC_DIGEST).cloned(),
-            // Changes by admission count as the operator's.
-            is_edited: container.is_some_and(|container| {
-                let path = [
-                    "f:spec",
-                    "f:containers",
-                    &format!("k:{{\"name\":\"{}\"}}", container.name),
-                    "f:image",
-                ];
-                managed_fields::is_owned_by_others(
-                    pod.metadata.managed_fields.as_deref().unwrap_or_default(),
-                    FIELD_MANAGER,
-                    &path,
-                )
-            }),
+            is_edited: container.is_some_and(|container| is_edited(&pod.metadata, &container.name)),
             lifecycle,
             node: pod
                 .spec
@@ -190,6 +177,25 @@ fn container<'a>(containers: &'a [Container], name: &str) -> Option<&'a Containe
         .iter()
         .find(|container| container.name == name)
         .or(containers.first())
+}
+
+/// Returns whether another client has changed the container's image since the Pod was created. Changes by admission
+/// count as the creator's. A client that creates the Pod from a backup, or applies the same image, changes nothing.
+fn is_edited(metadata: &ObjectMeta, container: &str) -> bool {
+    let item = format!("k:{{\"name\":\"{container}\"}}");
+    let image = ["f:spec", "f:containers", &item, "f:image"];
+    let managed = metadata.managed_fields.as_deref().unwrap_or_default();
+    if managed_fields::is_owned_by(managed, FIELD_MANAGER, &image) {
+        return false;
+    }
+    // The creator keeps the rest of the container. The times have whole seconds, so they cannot show a change in the
+    // second of the creation.
+    let is_creator = managed_fields::is_owned_by(managed, FIELD_MANAGER, &image[..3]);
+    let created = metadata.creation_timestamp.as_ref();
+    let owned_since = managed_fields::owners(managed, &image).map(|entry| entry.time.as_ref());
+    owned_since
+        .min()
+        .is_some_and(|first| is_creator || first > created)
 }
 
 /// Returns the banner. The tutorial's Kopf operator (document 003) sets the variable twice, first empty.
@@ -471,18 +477,40 @@ mod tests {
         );
     }
 
+    const CREATED: &str = "2026-01-01T00:00:00Z";
+    const LATER: &str = "2026-01-01T00:00:01Z";
+
+    /// Returns an entry of `managedFields` that owns these fields of the container.
+    fn entry(manager: &str, operation: &str, time: &str, fields: &[&str]) -> Value {
+        let fields: Value = fields
+            .iter()
+            .map(|it| ((*it).to_owned(), json!({})))
+            .collect();
+        json!({ "manager": manager, "operation": operation, "time": time, "fieldsV1":
+            { "f:spec": { "f:containers": { "k:{\"name\":\"web\"}": fields } } } })
+    }
+
+    /// Fields of the container in the entry of its creator.
+    const CONTAINER: [&str; 3] = [".", "f:image", "f:name"];
+    /// Fields that the creator keeps after another client has changed the image.
+    const REST: [&str; 2] = [".", "f:name"];
+
     fn owned_pod(image: &str, recorded: &DesiredPod<'_>, edited: bool) -> PodState {
-        let annotations = json!({ SPEC_DIGEST: recorded.digest() });
-        let entry = |manager: &str| {
-            json!({ "manager": manager, "operation": "Update", "fieldsV1":
-            { "f:spec": { "f:containers": { "k:{\"name\":\"web\"}": { "f:image": {} } } } } })
-        };
         let managed = if edited {
-            json!([entry("kubectl-set")])
+            json!([
+                entry(FIELD_MANAGER, "Update", CREATED, &REST),
+                entry("kubectl-set", "Update", LATER, &["f:image"]),
+            ])
         } else {
-            json!([entry(FIELD_MANAGER)])
+            json!([entry(FIELD_MANAGER, "Update", CREATED, &CONTAINER)])
         };
+        pod_of_managers(image, recorded, &managed)
+    }
+
+    fn pod_of_managers(image: &str, recorded: &DesiredPod<'_>, managed: &Value) -> PodState {
+        let annotations = json!({ SPEC_DIGEST: recorded.digest() });
         let metadata = json!({ "name": "web-pod", "annotations": annotations, "managedFields": managed,
+            "creationTimestamp": CREATED,
             // Fields that other clients may change.
             "generation": 2 });
         let sidecar = json!({ "name": "proxy", "image": "proxy" });
@@ -517,5 +545,38 @@ mod tests {
                 .unwrap_or_default(),
             expected
         );
+    }
+
+    /// Admission has replaced the image of the Pod, so that only `managedFields` show an edit.
+    #[rstest]
+    #[case::created(json!([entry(FIELD_MANAGER, "Update", CREATED, &CONTAINER)]), false)]
+    #[case::edited(json!([
+        entry(FIELD_MANAGER, "Update", CREATED, &REST),
+        entry("kubectl-set", "Update", LATER, &["f:image"]),
+    ]), true)]
+    #[case::edited_in_the_second_of_its_creation(json!([
+        entry(FIELD_MANAGER, "Update", CREATED, &REST),
+        entry("kubectl-set", "Update", CREATED, &["f:image"]),
+    ]), true)]
+    #[case::applied_with_the_same_image(json!([
+        entry(FIELD_MANAGER, "Update", CREATED, &CONTAINER),
+        entry("kubectl", "Apply", LATER, &CONTAINER),
+    ]), false)]
+    #[case::applied_with_another_image(json!([
+        entry(FIELD_MANAGER, "Update", CREATED, &REST),
+        entry("kubectl", "Apply", LATER, &CONTAINER),
+    ]), true)]
+    #[case::restored(json!([entry("velero-server", "Update", CREATED, &CONTAINER)]), false)]
+    #[case::restored_and_applied(json!([
+        entry("velero-server", "Update", CREATED, &CONTAINER),
+        entry("kubectl", "Apply", LATER, &CONTAINER),
+    ]), false)]
+    #[case::restored_and_edited(json!([
+        entry("velero-server", "Update", CREATED, &REST),
+        entry("kubectl-set", "Update", LATER, &["f:image"]),
+    ]), true)]
+    fn image_of_another_client_is_an_edit(#[case] managed: Value, #[case] is_edited: bool) {
+        let pod = pod_of_managers("nginx@sha256:1", &DESIRED, &managed);
+        assert_eq!(pod.difference(&DESIRED).is_some(), is_edited);
     }
 }
