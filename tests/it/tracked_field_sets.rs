@@ -590,6 +590,49 @@ async fn resource_that_is_selected_again_is_quiet() {
     assert_eq!(changes(&receiver).len(), 1);
 }
 
+#[tokio::test]
+async fn child_leaves_when_its_deleted_resource_is_created_again_unselected() {
+    let bed = Bed::shared("sets-recreated").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let labels = json!({ "metadata": { "labels": { "tier": "web" } } });
+    for name in ["a", "b"] {
+        bed.deployment(name, 1).await;
+        bed.patch::<Deployment>(name, labels.clone()).await;
+    }
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({ "target": { "selector": { "matchLabels": { "tier": "web" } } } });
+    bed.set("web", replicas(spec)).await;
+    for name in ["a", "b"] {
+        bed.child_history("web", name, is_quiet).await;
+    }
+    bed.delete::<Deployment>("a").await;
+    bed.child_history("web", "a", |history| {
+        let last = history.last().unwrap();
+        last.action == ChangeAction::Deleted && !last.is_pending()
+    })
+    .await;
+    // A reconcile decides to keep the child for an hour.
+    bed.patch::<TrackedFieldSet>("web", json!({ "spec": { "maxTargets": 400 } }))
+        .await;
+    bed.set_reads("web", "Ready").await;
+    bed.children_of("web", &["a", "b"]).await;
+
+    bed.deployment("a", 5).await;
+    bed.children_of("web", &["b"]).await;
+    for name in ["a", "b"] {
+        bed.scale(name, 7).await;
+    }
+    bed.child_history("web", "b", |history| {
+        let last = history.last().unwrap();
+        last.value.as_deref() == Some("7") && !last.is_pending()
+    })
+    .await;
+    let sent = changes(&receiver);
+    let sevens = sent.iter().filter(|change| change["value"] == "7");
+    assert_eq!(sevens.count(), 1, "{sent:?}");
+}
+
 /// The watch of `ConfigMap`s shows no data, and the operator reads each at most once a second.
 #[tokio::test]
 async fn last_change_of_a_config_map_that_is_no_longer_selected_is_sent() {

@@ -44,6 +44,7 @@ impl<T: Transport> TrackedFieldSets<T> {
             .filter(|(key, child)| !child.terminating && !plan.desired.contains_key(*key))
             .map(|(key, child)| (key.clone(), child.clone()))
             .collect();
+        self.index.forget_deleted(&cx.key);
         let reads = &DeletionReads::default();
         // The writes come after these reads, and need most of the reconcile's time.
         let deadline = tokio::time::Instant::now() + self.targets.timeout / 6;
@@ -112,6 +113,9 @@ impl<T: Transport> TrackedFieldSets<T> {
             return DeletionDecision::Unknown;
         };
         let is_pending = history.iter().any(Entry::is_pending);
+        let is_deleted = history
+            .last()
+            .is_some_and(|last| last.action == ChangeAction::Deleted);
         let target = &field.spec.target;
         let target_key = ObjectKey::new(&target.namespace, &target.name);
         let is_of_kind = *target
@@ -121,10 +125,11 @@ impl<T: Transport> TrackedFieldSets<T> {
                 .target
                 .reference(&target.namespace, &target.name);
         let reason = if is_of_kind && self.index.target(&cx.key, &target_key).is_none() {
-            let needs_read = !is_pending
-                && history
-                    .last()
-                    .is_none_or(|last| last.action != ChangeAction::Deleted);
+            if is_deleted {
+                // A later creation of the target wakes the set, and the tracker knows of an earlier one.
+                self.index.record_deleted(&cx.key, target_key.clone());
+            }
+            let needs_read = !is_pending && !is_deleted;
             // The deletions of this reconcile trigger the next one, which decides in another order.
             if needs_read && !reads.take() {
                 return DeletionDecision::Unknown;

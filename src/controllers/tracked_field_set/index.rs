@@ -82,6 +82,8 @@ struct Selected {
     targets: BTreeMap<ObjectKey, Target>,
     /// Resources whose labels no longer match: if a label returns, the resource is not new.
     former: HashMap<ObjectKey, Target>,
+    /// Deleted resources whose children stay. If such a resource is created again and does not match, its child leaves.
+    deleted: HashSet<ObjectKey>,
     unlisted: Unlisted,
     changes: Changes,
     /// Namespaces of the running lists that serve the set.
@@ -208,6 +210,7 @@ impl SetIndex {
             digest: digest.to_owned(),
             targets: BTreeMap::new(),
             former: HashMap::new(),
+            deleted: HashSet::new(),
             unlisted,
             changes: Changes {
                 all: true,
@@ -389,6 +392,20 @@ impl SetIndex {
         }
     }
 
+    /// Records that the child of a deleted resource stays. The set is then woken when the resource is created again.
+    pub(super) fn record_deleted(&self, set: &ObjectKey, target: ObjectKey) {
+        if let Some(selected) = self.state().sets.get_mut(set) {
+            selected.deleted.insert(target);
+        }
+    }
+
+    /// Forgets the deleted resources whose children the set has kept. Each reconcile records them anew.
+    pub(super) fn forget_deleted(&self, set: &ObjectKey) {
+        if let Some(selected) = self.state().sets.get_mut(set) {
+            selected.deleted.clear();
+        }
+    }
+
     /// Returns whether a namespace is known not to exist.
     pub(crate) fn lacks_namespace(&self, name: &str) -> bool {
         let is_listed = self
@@ -492,6 +509,8 @@ impl SetIndex {
             } else if let Some(target) = selected.targets.remove(&key) {
                 selected.remember(key.clone(), target);
                 selected.changes.add(&key);
+                changed.push(set.clone());
+            } else if selected.deleted.contains(&key) {
                 changed.push(set.clone());
             }
         }
@@ -1235,6 +1254,24 @@ pub(super) mod tests {
         fixture.watched.delete(&key, None);
         fixture.show("shop/a", 5, &web());
         assert_eq!(had_children(), Some(vec![]), "another resource");
+    }
+
+    /// The child of the deleted resource would report the new one.
+    #[test]
+    fn deleted_resource_that_is_created_again_wakes_the_set() {
+        let fixture = Fixture::new(of_web());
+        let key = ObjectKey::new("shop", "a");
+        fixture.show("shop/a", 1, &web());
+        fixture.watched.delete(&key, None);
+        let mut woken = fixture.woken();
+        fixture.sets.record_deleted(&set(), key);
+        fixture.show("shop/b", 2, &json!({}));
+        assert_eq!(woken(), []);
+        fixture.show("shop/a", 3, &json!({}));
+        assert_eq!(woken(), [set()]);
+        fixture.sets.forget_deleted(&set());
+        fixture.show("shop/a", 4, &json!({}));
+        assert_eq!(woken(), []);
     }
 
     #[test]
