@@ -180,7 +180,7 @@ pub(super) fn add_to(manager: &mut Manager, config: &RunConfig) -> anyhow::Resul
             sync_period: timings.sync_period,
             status_interval: timings.set_status_period,
             states: Mutex::default(),
-            reporting: Mutex::default(),
+            reported: Mutex::default(),
         })
     })?;
     manager.add_controller(fields, |setup| {

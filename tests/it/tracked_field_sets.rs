@@ -36,6 +36,14 @@ fn replicas(more: Value) -> Value {
     json!({ "spec": spec })
 }
 
+/// Returns a change of a set's spec to a resource that the apiserver does not serve.
+fn unserved() -> Value {
+    let target = json!({
+        "kind": "Unserved", "apiVersion": "unserved.example.com/v1", "resource": "unserveds",
+    });
+    json!({ "spec": { "target": target, "fields": ["{.spec.size}"] } })
+}
+
 fn merge(into: &mut Value, from: Value) {
     match from {
         Value::Object(from) if into.is_object() => {
@@ -741,7 +749,7 @@ async fn deletion_of_a_set_deletes_its_children_unless_they_are_orphaned() {
 }
 
 #[tokio::test]
-async fn children_report_what_their_suspended_or_terminating_set_does_not() {
+async fn children_report_what_their_suspended_stalled_or_terminating_set_does_not() {
     // Without the garbage collector, the orphaned set stays terminating.
     let bed = Bed::without_controllers("sets-unreported").await;
     bed.deployment("web", 1).await;
@@ -763,6 +771,16 @@ async fn children_report_what_their_suspended_or_terminating_set_does_not() {
     suspend(false).await;
     bed.waiting(&child, "").await;
 
+    let when = async |when: Value| {
+        let spec = json!({ "spec": { "template": { "when": when } } });
+        bed.patch::<TrackedFieldSet>("all", spec).await;
+    };
+    when(json!("value >")).await;
+    bed.waiting(&child, "ContactPointNotFound").await;
+    when(json!(null)).await;
+    bed.waiting(&child, "").await;
+    bed.set_reads("all", "ContactPointNotFound").await;
+
     let params = DeleteParams {
         propagation_policy: Some(PropagationPolicy::Orphan),
         ..DeleteParams::default()
@@ -770,4 +788,23 @@ async fn children_report_what_their_suspended_or_terminating_set_does_not() {
     let sets = bed.api::<TrackedFieldSet>();
     sets.delete("all", &params).await.unwrap();
     bed.waiting(&child, "ContactPointNotFound").await;
+}
+
+/// A set that cannot select its resources still reports why its children send nothing.
+#[tokio::test]
+async fn set_with_another_problem_also_reports_its_contact_point() {
+    let bed = Bed::shared("sets-two-problems").await;
+    bed.deployment("web", 1).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.set("all", replicas(json!({ "initial": "Notify" })))
+        .await;
+    let is_unsent = |history: &[Entry]| matches!(history, [first] if first.is_pending());
+    bed.child_history("all", "web", is_unsent).await;
+    bed.set_reads("all", "ContactPointNotFound").await;
+    bed.patch::<TrackedFieldSet>("all", unserved()).await;
+    let message = bed.set_reads("all", "ResourceMismatch").await;
+    let missing = "; ContactPointNotFound: \"hook\" not found";
+    assert!(message.contains(missing), "{message}");
+    let child = bed.children("all").await["web"].name_any();
+    bed.waiting(&child, "").await;
 }

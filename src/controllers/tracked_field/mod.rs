@@ -500,13 +500,10 @@ impl<T: Transport> TrackedFields<T> {
         };
         let owner = self.targets.sets.owner(&key);
         let set = owner.and_then(|owner| self.sets.get(&owner));
-        let set = set.filter(|set| waiting::reports_for_children(set));
+        let set = set.filter(|set| waiting::is_reconciled(set));
         let is_reported_by_set = |waiting: &WaitingReason| {
-            set.as_ref().is_some_and(|set| {
-                waiting.is_of_whole_set()
-                    || (*waiting == WaitingReason::Suspended
-                        && set.spec.template.suspend.unwrap_or_default())
-            })
+            let set = set.as_ref();
+            set.is_some_and(|set| waiting.is_reported_by(set, &object))
         };
         let outcome = match self.obstacle(&key, &object, &history, &findings) {
             Obstacle::Unknown => Outcome::unchanged(),

@@ -2,7 +2,8 @@
 
 use qm_api::tracked_field::{Entry, Skipped};
 use qm_api::{ContactPoint, TrackedField, TrackedFieldSet};
-use qm_core::kind::Kind as _;
+use qm_core::conditions::Activity;
+use qm_core::kind::{HasReadyCondition as _, Kind as _};
 use qm_notify::message::{self, TextLimit};
 use qm_notify::when::When;
 use qm_notify::{OutgoingEntry, history};
@@ -166,10 +167,15 @@ impl WaitingReason {
         }
     }
 
-    /// Returns whether a `TrackedField` of a set does not report the obstacle. All `TrackedField`s of the set have the
-    /// obstacle, and the set alone reports it: thousands of patches and Events would say the same.
-    pub(crate) fn is_of_whole_set(&self) -> bool {
+    /// Returns whether `set`, which owns `child`, reports the obstacle, so that the child does not. All `TrackedField`s
+    /// of the set have such an obstacle, and thousands of patches and Events would say the same.
+    pub(crate) fn is_reported_by(&self, set: &TrackedFieldSet, child: &TrackedField) -> bool {
+        let reported = ReportedObstacles::of(set);
+        let template = &set.spec.template;
         match self {
+            Self::Suspended => {
+                reported == ReportedObstacles::Shared && template.suspend.unwrap_or_default()
+            }
             Self::Forbidden { .. }
             | Self::NotGranted(_)
             | Self::WatchFailing(_)
@@ -177,12 +183,16 @@ impl WaitingReason {
             | Self::CrossNamespace { .. }
             // The set deletes the child of a deleted target after a while.
             | Self::TargetNotFound { .. }
-            | Self::ResourceMismatch(_)
-            | Self::ContactPointNotFound { .. }
+            | Self::ResourceMismatch(_) => reported.includes(self.reason()),
+            // The child keeps its contact point while the apiserver rejects the change, or other clients contest it.
+            Self::ContactPointNotFound { .. }
             | Self::ContactPointNotObserved { .. }
             | Self::ContactPointNotReady { .. }
             | Self::TestBodyInvalid { .. }
-            | Self::DeliveryFailing { .. } => true,
+            | Self::DeliveryFailing { .. } => {
+                reported.includes(self.reason())
+                    && child.spec.notification.contact_point == template.contact_point
+            }
             Self::SpecInvalid(_)
             | Self::TargetUnreadable(_)
             | Self::TargetUndecodable { .. }
@@ -191,7 +201,6 @@ impl WaitingReason {
             | Self::TemplateInvalid(_)
             | Self::WhenInvalid(_)
             | Self::BodyInvalid { .. }
-            | Self::Suspended
             | Self::WriteRejected(_) => false,
         }
     }
@@ -326,9 +335,43 @@ impl WaitingReason {
     }
 }
 
-/// Returns whether `set` reports [what concerns the whole set](WaitingReason::is_of_whole_set). A suspended set reports
-/// only its suspension; a terminating set, which finalizers of other programs may keep for long, is not reconciled.
-pub(crate) fn reports_for_children(set: &TrackedFieldSet) -> bool {
+/// Obstacles that a set reports [instead of its `TrackedField`s](WaitingReason::is_reported_by).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ReportedObstacles {
+    /// None.
+    #[default]
+    None,
+    /// Those of this reason, which stalls the set. The set looks for no others until its spec changes.
+    OfReason(String),
+    /// All that its `TrackedField`s share.
+    Shared,
+}
+
+impl ReportedObstacles {
+    /// Returns the obstacles that `set` reports, as far as its stored status shows.
+    pub(crate) fn of(set: &TrackedFieldSet) -> Self {
+        if !is_reconciled(set) {
+            return Self::None;
+        }
+        let ready = set.ready_condition();
+        match ready.filter(|ready| ready.activity == Activity::Stalled) {
+            Some(ready) => Self::OfReason(ready.reason.to_owned()),
+            None => Self::Shared,
+        }
+    }
+
+    fn includes(&self, reason: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::OfReason(stalled) => stalled == reason,
+            Self::Shared => true,
+        }
+    }
+}
+
+/// Returns whether the operator acts on `set`. A suspended set reports only its suspension; a terminating set, which
+/// finalizers of other programs may keep for long, is not reconciled.
+pub(crate) fn is_reconciled(set: &TrackedFieldSet) -> bool {
     !set.is_suspended() && set.metadata.deletion_timestamp.is_none()
 }
 
@@ -458,7 +501,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use qm_api::tracked_field::History;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -493,6 +536,81 @@ mod tests {
             "spec": { "type": "Webhook", "webhookSpec": webhook },
         });
         serde_json::from_value(point).unwrap()
+    }
+
+    fn set(template: &Value, ready: &Value) -> TrackedFieldSet {
+        let set = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedFieldSet",
+            "metadata": { "namespace": "ops", "name": "all" },
+            "spec": { "target": { "kind": "Deployment" }, "fields": ["image"], "template": template },
+            "status": { "conditions": ready },
+        });
+        serde_json::from_value(set).unwrap()
+    }
+
+    fn ready(reason: &str, other: &str) -> Value {
+        let conditions = ["Ready", other].map(|type_| {
+            json!({
+                "type": type_, "status": if type_ == "Ready" { "False" } else { "True" }, "reason": reason,
+                "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            })
+        });
+        json!(conditions)
+    }
+
+    /// Otherwise nobody would say why nothing is recorded or sent.
+    #[test]
+    fn child_of_a_stalled_set_reports_all_but_the_reason_of_the_set() {
+        let child = field("");
+        let template = json!({ "contactPoint": "hook", "suspend": true });
+        let missing = WaitingReason::ContactPointNotFound {
+            name: "hook".into(),
+            nearest: None,
+        };
+        let obstacles = [
+            missing,
+            WaitingReason::NotGranted(String::new()),
+            WaitingReason::OutOfScope {
+                namespace: "shop".into(),
+            },
+            WaitingReason::Suspended,
+            WaitingReason::WhenInvalid(String::new()),
+        ];
+        for (conditions, reported) in [
+            (json!([]), [true, true, true, true, false]),
+            (
+                ready("Forbidden", "Reconciling"),
+                [true, true, true, true, false],
+            ),
+            (
+                ready("OutOfScope", "Stalled"),
+                [false, false, true, false, false],
+            ),
+            (ready("WhenInvalid", "Stalled"), [false; 5]),
+        ] {
+            let set = set(&template, &conditions);
+            let is_reported = |waiting: &WaitingReason| waiting.is_reported_by(&set, &child);
+            assert_eq!(obstacles.each_ref().map(is_reported), reported, "{set:?}");
+        }
+    }
+
+    /// The apiserver may reject the change of the child.
+    #[test]
+    fn child_reports_a_contact_point_that_its_set_no_longer_names() {
+        let child = field("");
+        let obstacles = [
+            WaitingReason::ContactPointNotFound {
+                name: "hook".into(),
+                nearest: None,
+            },
+            WaitingReason::NotGranted(String::new()),
+        ];
+        for (contact_point, reported) in [("hook", [true, true]), ("other", [false, true])] {
+            let template = json!({ "contactPoint": contact_point });
+            let set = set(&template, &ready("WriteRejected", "Reconciling"));
+            let is_reported = |waiting: &WaitingReason| waiting.is_reported_by(&set, &child);
+            assert_eq!(obstacles.each_ref().map(is_reported), reported);
+        }
     }
 
     /// Every child of a quiet set would report a problem that its first message does not have.

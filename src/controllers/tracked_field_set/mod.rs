@@ -4,7 +4,7 @@
 //! creates and changes `TrackedField`s, and deletes those that the set no longer needs (`deletions` decides when).
 //! While the watch of the resource fails or lists, a missing name proves nothing, so the set deletes no child.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ use super::tracked_field::grants::Grant;
 use super::tracked_field::requests::{MAX_SINGLE_READS, TrackError};
 use super::tracked_field::resolver::Resolved;
 use super::tracked_field::targets::Targets;
-use super::tracked_field::waiting::{RESOURCE_MISMATCH, WaitingReason, reports_for_children};
+use super::tracked_field::waiting::{RESOURCE_MISMATCH, ReportedObstacles, WaitingReason};
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 
 pub mod child;
@@ -105,8 +105,8 @@ pub(crate) struct TrackedFieldSets<T> {
     /// Minimum time between two writes of a set's status, whose numbers change with every child.
     pub(super) status_interval: Duration,
     pub(super) states: Mutex<HashMap<ObjectKey, SetState>>,
-    /// Sets that [report](reports_for_children) what concerns all their children.
-    pub(super) reporting: Mutex<HashSet<ObjectKey>>,
+    /// Obstacles that each set reports instead of its children.
+    pub(super) reported: Mutex<HashMap<ObjectKey, ReportedObstacles>>,
 }
 
 /// State of a set between two reconciles.
@@ -183,72 +183,16 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
     async fn reconcile(&self, cx: &mut Context<TrackedFieldSet>) -> Result<Outcome> {
         // Writes that hang end before the runtime drops the reconcile, and the results of the others with it.
         let deadline = Instant::now() + self.targets.timeout * 5 / 6;
+        let resolved = match self.select(cx).await {
+            Ok(Ok(resolved)) => resolved,
+            Ok(Err(outcome)) => return Ok(self.unplanned(cx, outcome)),
+            Err(Error::WithOutcome { outcome, error }) => {
+                return Err(error.with_outcome(self.unplanned(cx, *outcome)));
+            }
+            Err(error) => return Err(error),
+        };
         let set = Arc::clone(&cx.object);
-        if let Err(message) = set.spec.check_size() {
-            return Ok(Outcome::failed(SPEC_INVALID, message));
-        }
-        if let Err(outcome) = status::check(&set.spec).and_then(|()| self.check_scope(&set)) {
-            return Ok(outcome);
-        }
-        if let Some(why) = self.tracked_fields_cache.unavailable(&cx.key.namespace) {
-            return Ok(status::fields_not_served(&why).requeue(Requeue::Poll));
-        }
-        let resolved = match self.resolve(&set).await {
-            Ok(resolved) => resolved,
-            Err(TrackError { waiting, error }) => return status::blocked(&waiting, error),
-        };
         let resource = ResourceName::from(&resolved.resource);
-        if let Grant::Missing(message) = self.targets.grants.of(&resource) {
-            return Ok(Outcome::failed(FORBIDDEN, message));
-        }
-        let selection = match Selection::new(
-            &set.spec.target,
-            resource.clone(),
-            resolved.namespaced,
-            &cx.key.namespace,
-        ) {
-            Ok(selection) => selection,
-            Err(error @ SelectionError::SelectorInvalid(_)) => {
-                return Ok(Outcome::failed(SPEC_INVALID, error.to_string()));
-            }
-            Err(error @ SelectionError::ClusterScoped(_)) => {
-                // The resource may be recreated with the other scope.
-                self.targets
-                    .resolver
-                    .forget(&set.spec.target.reference("", ""));
-                let outcome = Outcome::failed(RESOURCE_MISMATCH, error.to_string());
-                return Ok(outcome.requeue(Requeue::Poll));
-            }
-        };
-        if matches!(selection.namespaces, SelectedNamespaces::Labelled(_))
-            && let Some(sync) = &self.index.namespaces_sync
-        {
-            sync.synced().await;
-            if let Some(why) = sync.denied() {
-                let message = format!("the selected namespaces are unknown: {why}");
-                return Ok(Outcome::failed(FORBIDDEN, message).requeue(Requeue::Poll));
-            }
-        }
-        self.record_selection(cx).await?;
-        let selected_by = serde_json::to_string(&set.spec.target).unwrap_or_default();
-        let digest = short_digest(format!("{resolved:?} {selected_by}"));
-        self.index.select(&cx.key, selection, &digest);
-        self.targets.end_idle_watches();
-        self.targets.ensure_watch(&resolved);
-        if let Some(problem) = self.index.watch_problem(&cx.key) {
-            return Ok(status::watch_outcome(&resource, problem).requeue(Requeue::Poll));
-        }
-        if !self.index.is_listed(&cx.key) {
-            // A restart or a relist makes no set unready.
-            return Ok(self.listing(cx, &resource, cx.owner.is_observed()));
-        }
-        if !list::list(&self.index, &self.targets.client, &resolved, &cx.key).await? {
-            // The end of the list of another reconcile triggers this one. Until then, a set keeps the status of its spec.
-            if cx.owner.is_observed() {
-                return Ok(Outcome::unchanged().requeue(Requeue::InFlight(status::LISTING_GRACE)));
-            }
-            return Ok(self.listing(cx, &resource, true));
-        }
         self.children.synced().await;
         if let Some(state) = self.states().get_mut(&cx.key) {
             state.listing_since = None;
@@ -304,7 +248,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
     }
 
     fn on_applied(&self, set: &Arc<TrackedFieldSet>, _is_listed: bool) {
-        let is_changed = reporting_changed(&mut self.reporting(), set);
+        let is_changed = reported_changed(&mut self.reported(), set);
         if is_changed && let Some(owner) = Owner::of(set.as_ref()) {
             self.targets
                 .trigger
@@ -315,7 +259,7 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
     fn on_deleted(&self, set: &Arc<TrackedFieldSet>) {
         // A set that was terminating has woken its children before. Those of any other set are deleted by the garbage
         // collector, and until then their reports would only cause thousands of writes.
-        self.reporting().remove(&ObjectKey::of(set.as_ref()));
+        self.reported().remove(&ObjectKey::of(set.as_ref()));
     }
 
     fn forget(&self, key: &ObjectKey) {
@@ -336,9 +280,8 @@ impl<T: Transport> TrackedFieldSets<T> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn reporting(&self) -> MutexGuard<'_, HashSet<ObjectKey>> {
-        let reporting = self.reporting.lock();
-        reporting.unwrap_or_else(PoisonError::into_inner)
+    fn reported(&self) -> MutexGuard<'_, HashMap<ObjectKey, ReportedObstacles>> {
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks that the operator watches the namespaces that the set names.
@@ -396,6 +339,93 @@ impl<T: Transport> TrackedFieldSets<T> {
             waiting,
             error: Some(Box::new(error)),
         })
+    }
+
+    /// Selects the resources of a set. Returns the outcome instead if the set cannot be compared with its children.
+    async fn select(&self, cx: &mut Context<TrackedFieldSet>) -> Result<Result<Resolved, Outcome>> {
+        let set = Arc::clone(&cx.object);
+        if let Err(message) = set.spec.check_size() {
+            return Ok(Err(Outcome::failed(SPEC_INVALID, message)));
+        }
+        if let Err(outcome) = status::check(&set.spec).and_then(|()| self.check_scope(&set)) {
+            return Ok(Err(outcome));
+        }
+        if let Some(why) = self.tracked_fields_cache.unavailable(&cx.key.namespace) {
+            return Ok(Err(status::fields_not_served(&why).requeue(Requeue::Poll)));
+        }
+        let resolved = match self.resolve(&set).await {
+            Ok(resolved) => resolved,
+            Err(TrackError { waiting, error }) => {
+                return status::blocked(&waiting, error).map(Err);
+            }
+        };
+        let resource = ResourceName::from(&resolved.resource);
+        if let Grant::Missing(message) = self.targets.grants.of(&resource) {
+            return Ok(Err(Outcome::failed(FORBIDDEN, message)));
+        }
+        let selection = match Selection::new(
+            &set.spec.target,
+            resource.clone(),
+            resolved.namespaced,
+            &cx.key.namespace,
+        ) {
+            Ok(selection) => selection,
+            Err(error @ SelectionError::SelectorInvalid(_)) => {
+                return Ok(Err(Outcome::failed(SPEC_INVALID, error.to_string())));
+            }
+            Err(error @ SelectionError::ClusterScoped(_)) => {
+                // The resource may be recreated with the other scope.
+                self.targets
+                    .resolver
+                    .forget(&set.spec.target.reference("", ""));
+                let outcome = Outcome::failed(RESOURCE_MISMATCH, error.to_string());
+                return Ok(Err(outcome.requeue(Requeue::Poll)));
+            }
+        };
+        if matches!(selection.namespaces, SelectedNamespaces::Labelled(_))
+            && let Some(sync) = &self.index.namespaces_sync
+        {
+            sync.synced().await;
+            if let Some(why) = sync.denied() {
+                let message = format!("the selected namespaces are unknown: {why}");
+                return Ok(Err(
+                    Outcome::failed(FORBIDDEN, message).requeue(Requeue::Poll)
+                ));
+            }
+        }
+        self.record_selection(cx).await?;
+        let selected_by = serde_json::to_string(&set.spec.target).unwrap_or_default();
+        let digest = short_digest(format!("{resolved:?} {selected_by}"));
+        self.index.select(&cx.key, selection, &digest);
+        self.targets.end_idle_watches();
+        self.targets.ensure_watch(&resolved);
+        if let Some(problem) = self.index.watch_problem(&cx.key) {
+            return Ok(Err(
+                status::watch_outcome(&resource, problem).requeue(Requeue::Poll)
+            ));
+        }
+        if !self.index.is_listed(&cx.key) {
+            // A restart or a relist makes no set unready.
+            return Ok(Err(self.listing(cx, &resource, cx.owner.is_observed())));
+        }
+        if !list::list(&self.index, &self.targets.client, &resolved, &cx.key).await? {
+            // The end of the list of another reconcile triggers this one. Until then, a set keeps the status of its spec.
+            if cx.owner.is_observed() {
+                let in_flight = Requeue::InFlight(status::LISTING_GRACE);
+                return Ok(Err(Outcome::unchanged().requeue(in_flight)));
+            }
+            return Ok(Err(self.listing(cx, &resource, true)));
+        }
+        Ok(Ok(resolved))
+    }
+
+    /// Completes the outcome of a reconcile that compared no children.
+    fn unplanned(&self, cx: &Context<TrackedFieldSet>, outcome: Outcome) -> Outcome {
+        let contact_point = &cx.object.spec.template.contact_point;
+        let obstacle = self
+            .contact_points
+            .obstacle(&cx.key.namespace, contact_point, true);
+        status::with_contact_point(outcome, obstacle.as_ref())
     }
 
     fn listing(
@@ -865,15 +895,15 @@ impl<T: Transport> TrackedFieldSets<T> {
     }
 }
 
-/// Records in `reporting` whether `set` [reports](reports_for_children) what concerns all its children. Returns whether
-/// that has changed; the children must then cease to report it themselves, or begin to.
-fn reporting_changed(reporting: &mut HashSet<ObjectKey>, set: &TrackedFieldSet) -> bool {
-    let key = ObjectKey::of(set);
-    if reports_for_children(set) {
-        reporting.insert(key)
-    } else {
-        reporting.remove(&key)
-    }
+/// Records in `reported` which obstacles `set` reports instead of its children. Returns whether that has changed; the
+/// children must then cease to report them, or begin to.
+fn reported_changed(
+    reported: &mut HashMap<ObjectKey, ReportedObstacles>,
+    set: &TrackedFieldSet,
+) -> bool {
+    let now = ReportedObstacles::of(set);
+    let before = reported.insert(ObjectKey::of(set), now.clone());
+    before.unwrap_or_default() != now
 }
 
 /// Returns whether a new child sends its first entry: if the set says so, or if the target was created after the
@@ -924,7 +954,18 @@ mod tests {
         let none = || json!({});
         let suspended = || set(none(), json!({ "suspend": true }));
         let terminating = json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" });
-        let mut reporting = HashSet::new();
+        let stalled = |reason: &str| {
+            let conditions = ["Ready", "Stalled"].map(|type_| {
+                json!({
+                    "type": type_, "status": if type_ == "Ready" { "False" } else { "True" }, "reason": reason,
+                    "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+                })
+            });
+            let mut set = set(none(), none());
+            set.status = serde_json::from_value(json!({ "conditions": conditions })).unwrap();
+            set
+        };
+        let mut reported = HashMap::new();
         for (set, is_woken) in [
             (suspended(), false),
             (set(none(), none()), true),
@@ -933,11 +974,14 @@ mod tests {
             (suspended(), true),
             (suspended(), false),
             (set(none(), none()), true),
+            (stalled("WhenInvalid"), true),
+            (stalled("WhenInvalid"), false),
+            (stalled("OutOfScope"), true),
+            (set(none(), none()), true),
             (set(terminating.clone(), none()), true),
             (set(terminating, json!({ "suspend": true })), false),
         ] {
-            assert_eq!(reporting_changed(&mut reporting, &set), is_woken, "{set:?}");
+            assert_eq!(reported_changed(&mut reported, &set), is_woken, "{set:?}");
         }
-        assert!(reporting.is_empty());
     }
 }

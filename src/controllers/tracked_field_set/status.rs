@@ -14,7 +14,7 @@ use qm_runtime::error::{
     CHILD_TERMINATING, CONFLICT, Error, FORBIDDEN, NAMESPACE_TERMINATING, QUOTA_EXCEEDED, Result,
     WRITE_FAILED, WRITE_REJECTED,
 };
-use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID, SUSPENDED};
+use qm_runtime::outcome::{Outcome, Progress, Requeue, SPEC_INVALID, SUSPENDED};
 use qm_runtime::watch::{ResourceName, WatchProblem};
 
 use super::child;
@@ -132,6 +132,21 @@ pub(super) fn watch_outcome(resource: &ResourceName, problem: WatchProblem) -> O
     WaitingReason::of_watch(resource, problem).outcome()
 }
 
+/// Adds the obstacle of the contact point to the outcome of a set that has another problem. The children of a stalled set
+/// report the obstacle themselves.
+pub(super) fn with_contact_point(
+    mut outcome: Outcome,
+    obstacle: Option<&WaitingReason>,
+) -> Outcome {
+    if !matches!(outcome.progress, Progress::Stalled | Progress::Unchanged)
+        && let Some(waiting) = obstacle
+    {
+        let (reason, message) = (waiting.reason(), waiting.message());
+        outcome.message = format!("{}; {reason}: {message}", outcome.message);
+    }
+    outcome
+}
+
 /// Reports the first rejected write, if there is one.
 pub(super) fn rejected(rejections: &Rejections) -> Option<Outcome> {
     let first = rejections.all().next()?;
@@ -224,7 +239,6 @@ mod tests {
     use std::time::Instant;
 
     use qm_runtime::SpecRevision;
-    use qm_runtime::outcome::Progress;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -270,6 +284,30 @@ mod tests {
             left_out: left_out.collect::<BTreeSet<_>>(),
             leaving: HashMap::new(),
         }
+    }
+
+    #[rstest]
+    #[case::retried(
+        Outcome::failed(FORBIDDEN, "no"),
+        r#"no; ContactPointNotFound: "hook" not found; there is "hooks""#
+    )]
+    #[case::listing(
+        Outcome::unknown(PROGRESSING, "no"),
+        r#"no; ContactPointNotFound: "hook" not found; there is "hooks""#
+    )]
+    #[case::reported_by_the_children(Outcome::stalled(WHEN_INVALID, "no"), "no")]
+    #[case::unchanged(Outcome::unchanged(), "")]
+    fn set_reports_its_contact_point_with_another_problem(
+        #[case] outcome: Outcome,
+        #[case] expected: &str,
+    ) {
+        let missing = WaitingReason::ContactPointNotFound {
+            name: "hook".into(),
+            nearest: Some("hooks".into()),
+        };
+        assert_eq!(with_contact_point(outcome.clone(), None), outcome);
+        let reported = with_contact_point(outcome, Some(&missing));
+        assert_eq!(reported.message, expected);
     }
 
     #[rstest]
