@@ -808,3 +808,48 @@ async fn set_with_another_problem_also_reports_its_contact_point() {
     let child = bed.children("all").await["web"].name_any();
     bed.waiting(&child, "").await;
 }
+
+/// The numbers of an earlier spec would stand beside the generation of the current one.
+#[tokio::test]
+async fn suspended_or_blocked_set_counts_only_its_children() {
+    let bed = Bed::shared("sets-counts").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("a", 1).await;
+    bed.deployment("b", 1).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.set("all", replicas(json!({ "maxTargets": 1 }))).await;
+    let counts = async |reason: &str, planned: [Option<i64>; 4], children: i64| {
+        bed.set_reads("all", reason).await;
+        let what = format!("{planned:?} and {children} children");
+        bed.until("all", &what, |set: &TrackedFieldSet| {
+            set.status.as_ref().is_some_and(|status| {
+                let counts = [
+                    status.targets,
+                    status.covered,
+                    status.leaving,
+                    status.left_out,
+                ];
+                counts == planned && status.children == Some(children)
+            })
+        })
+        .await;
+    };
+    let planned = [2, 0, 0, 1].map(Some);
+    counts("TooManyTargets", planned, 1).await;
+
+    let suspend = async |suspend: bool| {
+        let spec = json!({ "spec": { "suspend": suspend } });
+        bed.patch::<TrackedFieldSet>("all", spec).await;
+    };
+    suspend(true).await;
+    counts("Suspended", [None; 4], 1).await;
+    let child = bed.children("all").await["a"].name_any();
+    bed.delete::<TrackedField>(&child).await;
+    counts("Suspended", [None; 4], 0).await;
+    suspend(false).await;
+    counts("TooManyTargets", planned, 1).await;
+
+    bed.patch::<TrackedFieldSet>("all", unserved()).await;
+    counts("ResourceMismatch", [None; 4], 1).await;
+}

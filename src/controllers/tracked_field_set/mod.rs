@@ -16,7 +16,7 @@ use qm_api::spec_size::StoredSpec as _;
 use qm_api::tracked_field::{GROUP, Initial};
 use qm_api::tracked_field_set::{TrackedFieldSetSpec, TrackedFieldSetStatus};
 use qm_api::{TrackedField, TrackedFieldSet};
-use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_core::kind::{DelegatedAccess, EVENTS, Kind as _, KindInfo, Permission};
 use qm_core::time::whole_seconds;
 use qm_notify::Transport;
 use qm_runtime::cache::CacheStatus;
@@ -25,7 +25,7 @@ use qm_runtime::controller::{Context, Controller};
 use qm_runtime::drift::CONTESTED;
 use qm_runtime::error::{Class, Error, FORBIDDEN, QUOTA_EXCEEDED, Result, WRITE_FAILED};
 use qm_runtime::objects::Objects;
-use qm_runtime::outcome::{Outcome, Requeue, SPEC_INVALID};
+use qm_runtime::outcome::{Outcome, Progress, Requeue, SPEC_INVALID};
 use qm_runtime::ownership::Owner;
 use qm_runtime::watch::ResourceName;
 use qm_runtime::{ObjectKey, SpecRevision, WatchScope, short_digest};
@@ -219,11 +219,8 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         };
         self.metrics.set(&cx.key, counts);
         let targets = self.index.target_count(&cx.key);
-        let children = self.children.owned_count(cx);
         let status = &mut cx.status;
-        let count = |number: usize| i64::try_from(number).ok();
         status.targets = count(targets);
-        status.children = count(children);
         status.covered = count(covered);
         status.leaving = count(counts.leaving);
         status.left_out = count(plan.left_out.len());
@@ -240,6 +237,15 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
             Some(error) if outcome.reason == WRITE_FAILED && !cx.is_failing => Err(error),
             Some(error) => Err(error.with_outcome(outcome)),
             None => Ok(outcome),
+        }
+    }
+
+    fn fill_status(&self, cx: &mut Context<TrackedFieldSet>) {
+        let unserved = self.tracked_fields_cache.unavailable(&cx.key.namespace);
+        let children = unserved.is_none().then(|| self.children.owned_count(cx));
+        cx.status.children = children.and_then(count);
+        if cx.object.is_suspended() {
+            status::clear_counts(&mut cx.status);
         }
     }
 
@@ -420,7 +426,10 @@ impl<T: Transport> TrackedFieldSets<T> {
     }
 
     /// Completes the outcome of a reconcile that compared no children.
-    fn unplanned(&self, cx: &Context<TrackedFieldSet>, outcome: Outcome) -> Outcome {
+    fn unplanned(&self, cx: &mut Context<TrackedFieldSet>, outcome: Outcome) -> Outcome {
+        if outcome.progress != Progress::Unchanged {
+            status::clear_counts(&mut cx.status);
+        }
         let contact_point = &cx.object.spec.template.contact_point;
         let obstacle = self
             .contact_points
@@ -893,6 +902,11 @@ impl<T: Transport> TrackedFieldSets<T> {
         let outcome = status::matched(spec, targets, plan, &missing, remaining);
         (outcome, retry_after)
     }
+}
+
+/// Returns a number of the status.
+fn count(number: usize) -> Option<i64> {
+    i64::try_from(number).ok()
 }
 
 /// Records in `reported` which obstacles `set` reports instead of its children. Returns whether that has changed; the

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use qm_api::tracked_field::Initial;
-use qm_api::tracked_field_set::{MAX_CHILDREN, TrackedFieldSetSpec};
+use qm_api::tracked_field_set::{MAX_CHILDREN, TrackedFieldSetSpec, TrackedFieldSetStatus};
 use qm_core::conditions::READY;
 use qm_notify::message;
 use qm_notify::when::When;
@@ -130,6 +130,14 @@ pub(super) fn blocked(waiting: &WaitingReason, error: Option<Box<Error>>) -> Res
 /// Reports a set whose resource cannot be watched.
 pub(super) fn watch_outcome(resource: &ResourceName, problem: WatchProblem) -> Outcome {
     WaitingReason::of_watch(resource, problem).outcome()
+}
+
+/// Clears the numbers that only a plan of the current spec shows.
+pub(super) fn clear_counts(status: &mut TrackedFieldSetStatus) {
+    status.targets = None;
+    status.covered = None;
+    status.leaving = None;
+    status.left_out = None;
 }
 
 /// Adds the obstacle of the contact point to the outcome of a set that has another problem. The children of a stalled set
