@@ -853,3 +853,34 @@ async fn suspended_or_blocked_set_counts_only_its_children() {
     bed.patch::<TrackedFieldSet>("all", unserved()).await;
     counts("ResourceMismatch", [None; 4], 1).await;
 }
+
+/// Only a set that is neither suspended nor blocked makes a plan.
+#[tokio::test]
+async fn metric_counts_the_children_of_suspended_and_blocked_sets_after_a_restart() {
+    let bed = Bed::shared("sets-metric").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.webhook("other", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    bed.set("suspended", replicas(json!({}))).await;
+    let other = json!({ "template": { "contactPoint": "other" } });
+    bed.set("blocked", replicas(other)).await;
+    for set in ["suspended", "blocked"] {
+        bed.children_of(set, &["web"]).await;
+        bed.set_reads(set, "Ready").await;
+    }
+    bed.patch::<TrackedFieldSet>("suspended", json!({ "spec": { "suspend": true } }))
+        .await;
+    bed.set_reads("suspended", "Suspended").await;
+    bed.patch::<TrackedFieldSet>("blocked", unserved()).await;
+    bed.set_reads("blocked", "ResourceMismatch").await;
+    operator.restart();
+    let current = "quartermaster_set_children{state=\"current\"} 2";
+    until(current, SOON, async || {
+        let metrics = operator.try_metrics().await?;
+        Ok(metrics.lines().any(|line| line == current).then_some(()))
+    })
+    .await
+    .unwrap();
+}

@@ -247,6 +247,14 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         if cx.object.is_suspended() {
             status::clear_counts(&mut cx.status);
         }
+        if cx.status.targets.is_none() {
+            // Without a plan, all children stay.
+            let counts = ChildCounts {
+                current: children.unwrap_or_default(),
+                ..ChildCounts::default()
+            };
+            self.metrics.set(&cx.key, counts);
+        }
     }
 
     fn status_interval(&self) -> Duration {
