@@ -76,7 +76,7 @@ pub struct KnownChild<S> {
     pub uid: String,
     /// resourceVersion of the child, as a number.
     pub version: u64,
-    /// Owner that the child names; changes of the child wake this owner.
+    /// Owner that the child names, or the last that it named; changes of the child wake this owner.
     pub owner: Option<ObjectKey>,
     /// The owner's UID; empty if the child lacks it.
     pub owner_uid: Arc<str>,
@@ -348,8 +348,9 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         true
     }
 
-    /// Records a state that the watch showed. Returns the owner if the change concerns it.
-    pub fn on_applied(&self, key: ObjectKey, mut known: KnownChild<S>) -> Option<ObjectKey> {
+    /// Records a state that the watch showed. Returns the owners that the change concerns: the former owner as well, if
+    /// the child names another one now.
+    pub fn on_applied(&self, key: ObjectKey, mut known: KnownChild<S>) -> Vec<ObjectKey> {
         let mut state = self.state();
         match state.requests.get_mut(&key) {
             // The child may be one that this replica is creating, which is to report the deletion.
@@ -365,9 +366,9 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             .get(&key)
             .is_some_and(|now| now.known.uid != known.uid && now.known.version > known.version)
         {
-            return None;
+            return Vec::new();
         }
-        let (mut confirmed, mut news) = (None, true);
+        let (mut confirmed, mut news, mut former) = (None, true, None);
         if let Some(entry) = state
             .known
             .get_mut(&key)
@@ -375,18 +376,22 @@ impl<S: Clone + PartialEq> ChildCache<S> {
         {
             let before = &entry.known;
             if known.version <= before.version {
-                return None;
+                return Vec::new();
             }
             let same =
                 before.fingerprint == known.fingerprint && before.terminating == known.terminating;
-            news = !same || before.summary != known.summary;
-            // The first known owner stays, so that a change of the label with the owner's UID wakes that owner.
-            known.owner = before.owner.clone().or(known.owner);
+            // The former owner restores the annotation that names it, if another client has removed or changed the
+            // annotation.
+            known.owner = known.owner.or_else(|| before.owner.clone());
+            former = before.owner.clone();
+            former = former.filter(|former| known.owner.as_ref() != Some(former));
+            news = !same || former.is_some() || before.summary != known.summary;
             confirmed = entry.confirmed.take();
         }
-        let owner = known.owner.clone().filter(|_| news);
+        let owners = former.into_iter().chain(known.owner.clone());
+        let owners = owners.filter(|_| news).collect();
         state.insert(key, known, confirmed);
-        owner
+        owners
     }
 
     /// Records a deletion that the watch showed. Returns the owner of the child, if the child was known.

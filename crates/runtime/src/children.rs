@@ -668,7 +668,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         let known = self.known(object);
         let owner = known.owner.clone();
         if !self.cache.record(key, known, desired.matched(object)) {
-            self.wake_owner(owner);
+            self.wake_owners(owner);
         }
     }
 
@@ -702,8 +702,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         hash.finish()
     }
 
-    fn wake_owner(&self, owner: Option<ObjectKey>) {
-        if let Some(owner) = owner {
+    fn wake_owners(&self, owners: impl IntoIterator<Item = ObjectKey>) {
+        for owner in owners {
             (self.wake)(&owner);
         }
     }
@@ -749,19 +749,18 @@ impl<K: ChildKind, S: ChildSummary> Observer<K> for Children<K, S> {
     fn apply(&self, child: &K) -> bool {
         let key = ObjectKey::of(child);
         let is_child = proves_owner(child.meta(), self.names);
-        self.wake_owner(if is_child {
-            self.cache.on_applied(key, self.known(child))
+        if is_child {
+            self.wake_owners(self.cache.on_applied(key, self.known(child)));
         } else {
             let (uid, version) = (child.uid(), child.resource_version());
-            let version = version.as_deref();
-            self.cache
-                .on_disowned(&key, &uid.unwrap_or_default(), super::version(version))
-        });
+            let (uid, version) = (uid.unwrap_or_default(), super::version(version.as_deref()));
+            self.wake_owners(self.cache.on_disowned(&key, &uid, version));
+        }
         is_child
     }
 
     fn delete(&self, key: &ObjectKey, last: Option<&K>) {
-        self.wake_owner(match last {
+        self.wake_owners(match last {
             Some(child) => self.cache.on_deleted(key, &child.uid().unwrap_or_default()),
             None => self.cache.on_missing(key),
         });

@@ -397,13 +397,12 @@ impl watch::Index<PartialObjectMeta<ConfigMap>> for SyncIndex {
         } else {
             let version = version(map.metadata.resource_version.as_deref());
             let uid = map.uid().unwrap_or_default();
-            (None, self.copies.on_disowned(&key, &uid, version))
+            let owner = self.copies.on_disowned(&key, &uid, version);
+            (None, owner.into_iter().collect())
         };
-        if let Some(owner) = &woken {
-            self.trigger.wake(owner);
-        }
+        self.trigger.wake_all(&woken);
         // The owner that wrote the copy knows of the change; an owner that got the copy from another owner does not.
-        let writer = owner.filter(|owner| woken.as_ref().is_none_or(|woken| woken == owner));
+        let writer = owner.filter(|owner| woken.iter().all(|woken| woken == owner));
         self.wake_concerned(&key, writer.as_ref());
         is_copy
     }
