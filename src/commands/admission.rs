@@ -79,7 +79,8 @@ pub(crate) async fn read(client: &Client) -> anyhow::Result<Vec<Policy>> {
     Ok(policies::shipped().iter().map(policy).collect())
 }
 
-/// Returns the state of one policy, the best one of several installations.
+/// Returns the state of one policy, the best one of several installations. Of several in force, the one that has checked
+/// objects for longest is the best.
 fn best_state(
     shipped: &Shipped,
     policies: &[ValidatingAdmissionPolicy],
@@ -89,7 +90,7 @@ fn best_state(
         let prefix = name.strip_suffix(&shipped.name);
         prefix.is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('-'))
     };
-    let mut found = None;
+    let (mut in_force, mut other) = (Vec::new(), None);
     for policy in policies.iter().filter(|it| is_policy(&it.name_any())) {
         let name = policy.name_any();
         let binds = |binding: &&ValidatingAdmissionPolicyBinding| {
@@ -97,15 +98,17 @@ fn best_state(
             spec.is_some_and(|spec| spec.policy_name.as_ref() == Some(&name))
         };
         for binding in bindings.iter().filter(binds).map(Some).chain([None]) {
-            let state = judge(shipped, &name, Some(policy), binding, None);
-            if matches!(state, PolicyState::InForce(_)) {
-                return state;
+            match judge(shipped, &name, Some(policy), binding, None) {
+                PolicyState::InForce(since) => in_force.push(since),
+                state => other = other.or(Some(state)),
             }
-            found.get_or_insert(state);
         }
     }
+    if let Some(since) = in_force.into_iter().min() {
+        return PolicyState::InForce(since);
+    }
     let not_found = format!("ValidatingAdmissionPolicy ...-{} not found", shipped.name);
-    found.unwrap_or(PolicyState::NotInForce(not_found))
+    other.unwrap_or(PolicyState::NotInForce(not_found))
 }
 
 /// Returns the objects that are older than the policy of their kind, which has never checked their creation.
@@ -125,4 +128,44 @@ pub(crate) fn unchecked(policies: &[Policy], objects: &[ObjectSummary]) -> Vec<U
         name: object.name.clone(),
     };
     objects.iter().filter(is_older).map(unchecked).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    /// Returns a release's policy and its binding, created at this time.
+    fn installed(
+        shipped: &Shipped,
+        release: &str,
+        created: Timestamp,
+    ) -> (ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding) {
+        let name = format!("{release}-{}", shipped.name);
+        let (mut policy, mut binding) = (shipped.policy.clone(), shipped.binding.clone());
+        policy.metadata.name = Some(name.clone());
+        policy.metadata.creation_timestamp = Some(Time(created));
+        binding.metadata.name = Some(policies::binding_name(&name));
+        binding.metadata.creation_timestamp = Some(Time(created));
+        binding.spec.as_mut().unwrap().policy_name = Some(name);
+        (policy, binding)
+    }
+
+    #[test]
+    fn policy_is_in_force_since_the_oldest_release() {
+        let [older, newer] = [100, 200].map(|second| Timestamp::from_second(second).unwrap());
+        for shipped in policies::shipped() {
+            // In the order in which the apiserver lists them.
+            let (policies, bindings): (Vec<_>, Vec<_>) = [("billing", newer), ("shop", older)]
+                .map(|(release, created)| installed(&shipped, release, created))
+                .into_iter()
+                .unzip();
+            let state = best_state(&shipped, &policies, &bindings);
+            assert_eq!(state, PolicyState::InForce(Some(older)), "{}", shipped.name);
+        }
+    }
 }
