@@ -31,8 +31,9 @@ const UNFENCED_TIMEOUT: Duration = Duration::from_secs(5);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time by which a connection outlasts the timeout of a watch, so that the server ends a quiet watch before the
-/// connection counts as dead.
-const WATCH_MARGIN: Duration = Duration::from_secs(15);
+/// connection counts as dead. Less than the 5 s after which kube's watcher renews a stalled watch without an error: no
+/// metric would count that watch.
+const WATCH_MARGIN: Duration = Duration::from_secs(3);
 
 /// Reason why a request has no response.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +78,7 @@ pub(crate) fn timed_out(error: &kube::Error) -> Option<String> {
 ///   the request.
 /// - The client does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a repeated
 ///   create can meet its own `AlreadyExists`. Callers back off and compute the request again instead.
-/// - A response must begin within `api_timeout`. The client closes a connection on which it reads nothing for 15 s
+/// - A response must begin within `api_timeout`. The client closes a connection on which it reads nothing for 3 s
 ///   longer than `watch_timeout`, so a watch must ask the server for a `timeoutSeconds` of at most `watch_timeout`.
 /// - `availability` records how each request ended.
 /// - A watch lasts at least a second, unless it fails.

@@ -107,7 +107,7 @@ async fn leader_without_renewals_exits_and_another_takes_the_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_watches_are_restarted() {
+async fn silent_watches_are_counted_and_restarted() {
     let scene = scene("silent", &["web", "other"], &["--watch-timeout=2s"]).await;
     // The apiserver ends each watch after two seconds, and the operator does not notice.
     let frozen = scene.proxy.freeze_running(Match::verb(Verb::Watch));
@@ -128,6 +128,13 @@ async fn silent_watches_are_restarted() {
     scene.bed.delivered("new", &[("Created", Some("1"))]).await;
     scene.bed.ready("new").await;
     assert!(frozen.hits() > 0, "they were never silent");
+    let counted = until("a silent watch counts as failed", SOON, async || {
+        let metrics = scene.operator.try_metrics().await?;
+        let failures = "quartermaster_watch_failures_total{";
+        let mut failures = metrics.lines().filter(|line| line.starts_with(failures));
+        Ok(failures.any(|line| !line.ends_with(" 0")).then_some(()))
+    });
+    counted.await.unwrap();
     scene.assert_sent_in_order();
 }
 

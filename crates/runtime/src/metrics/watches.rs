@@ -199,7 +199,7 @@ mod tests {
         );
         for _ in 0..10 {
             hangs.failed(false, failure_lifetime);
-            for _ in 0..136 {
+            for _ in 0..124 {
                 assert_eq!(
                     states(&watches),
                     [WatchHealth::Healthy, WatchHealth::Failing]
