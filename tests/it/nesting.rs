@@ -1,4 +1,4 @@
-//! Objects that nest deeper than the JSON decoder allows: no other object is affected.
+//! Objects that nest deeper than the JSON decoder allows, or have times that it rejects: no other object is affected.
 
 use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -10,7 +10,7 @@ use kube::{Client, Config, Resource};
 use qm_api::{AppService, ConfigMapSync, ContactPoint, TrackedField};
 use qm_runtime::client;
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
 
@@ -273,6 +273,68 @@ async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) 
     bed.delete::<AppService>("late").await;
     let metrics = operator.metrics().await;
     let failures = "quartermaster_watch_failures_total{resource=\"appservices.kosmos.io\"} 0";
+    assert!(metrics.contains(failures), "{metrics}");
+}
+
+/// The apiserver stores every time in a Pod template, and the operator's types have none after 9999-12-30T22:00:00Z.
+#[rstest]
+#[case::streamed(true)]
+#[case::paged(false)]
+#[tokio::test]
+async fn app_is_ready_despite_times_that_cannot_be_decoded(#[case] streamed: bool) {
+    let bed = Bed::shared("template-time").await;
+    let (proxy, file) = bed.through_proxy().await;
+    if !streamed {
+        let streams = Match::any().and(|request| request.query.contains("sendInitialEvents=true"));
+        let status = Fault::status(StatusCode::UNPROCESSABLE_ENTITY);
+        proxy.inject(streams, Times::Always, status);
+    }
+    let times = json!({ "creationTimestamp": "9999-12-31T23:59:59Z", "deletionTimestamp": "9999-12-31T23:59:59Z" });
+    let has_times = async |deployment: &str| {
+        let text = bed
+            .kubectl(&["get", "deployment", deployment, "-o", "json"])
+            .await;
+        let object: Value = serde_json::from_str(&text).unwrap();
+        let metadata = &object["spec"]["template"]["metadata"];
+        ["creationTimestamp", "deletionTimestamp"]
+            .iter()
+            .all(|field| metadata[field] == times[field])
+    };
+    let mut template = times.clone();
+    template["labels"] = json!({ "app": "forged" });
+    let forged = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": { "name": "forged", "labels": { "quartermaster.dev/owner-uid": "forged" } },
+        "spec": { "replicas": 0, "selector": { "matchLabels": { "app": "forged" } }, "template": {
+            "metadata": template, "spec": { "containers": [{ "name": "web", "image": "i" }] } } },
+    });
+    bed.apply(&forged.to_string()).await;
+    assert!(has_times("forged").await);
+
+    // A Deployment that nobody owns is in the list,
+    let mut operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    let spec = json!({ "spec": { "size": 0, "image": "i" } });
+    bed.create::<AppService>("web", spec).await;
+    app_reads(&bed, "web", "Ready").await;
+
+    // and the app's own Deployment gets such times through the watch.
+    let patch = json!({ "spec": { "template": { "metadata": times } } }).to_string();
+    bed.kubectl(&["patch", "deployment", "web", "-p", &patch])
+        .await;
+    assert!(has_times("web").await);
+    let image = json!({ "spec": { "image": "j" } });
+    bed.patch::<AppService>("web", image).await;
+    app_reads(&bed, "web", "Ready").await;
+
+    // After a restart, both are in the list.
+    operator.kill();
+    operator.restart();
+    operator.ready().await;
+    let image = json!({ "spec": { "image": "k" } });
+    bed.patch::<AppService>("web", image).await;
+    app_reads(&bed, "web", "Ready").await;
+    let failures = "quartermaster_watch_failures_total{resource=\"deployments.apps\"} 0";
+    let metrics = operator.metrics().await;
     assert!(metrics.contains(failures), "{metrics}");
 }
 

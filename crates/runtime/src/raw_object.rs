@@ -181,8 +181,8 @@ impl Resource for RawObject {
     }
 }
 
-/// An object of a known type. An object that takes too much memory keeps only its metadata without `managedFields`; all
-/// other fields have their defaults.
+/// An object of a known type. An object that takes too much memory or cannot be decoded keeps only its metadata without
+/// `managedFields`; all other fields have their defaults. An error would make its whole list or watch fail.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
 pub struct BoundedObject<K>(pub K);
@@ -190,13 +190,27 @@ pub struct BoundedObject<K>(pub K);
 impl<'de, K: DeserializeOwned + Resource + Default> Deserialize<'de> for BoundedObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
-        let object = if decoded_size(text.get()) > MAX_TYPED {
-            metadata_alone(text.get())
+        let text = text.get();
+        let object = if decoded_size(text) > MAX_TYPED {
+            metadata_alone(text)
         } else {
-            serde_json::from_str(text.get())
+            serde_json::from_str(text)
+                .or_else(|_| without_template_times(text))
+                .or_else(|_| metadata_alone(text))
         };
         object.map(Self).map_err(serde::de::Error::custom)
     }
+}
+
+/// Decodes an object without the times of its Pod template, which have no meaning. The apiserver stores whatever times
+/// users write there, and jiff decodes none after 9999-12-30T22:00:00Z.
+fn without_template_times<K: DeserializeOwned>(text: &str) -> serde_json::Result<K> {
+    let mut object: Value = serde_json::from_str(text)?;
+    if let Some(Value::Object(metadata)) = object.pointer_mut("/spec/template/metadata") {
+        metadata.remove("creationTimestamp");
+        metadata.remove("deletionTimestamp");
+    }
+    serde_json::from_value(object)
 }
 
 fn metadata_alone<K: Resource + Default>(text: &str) -> serde_json::Result<K> {
@@ -371,5 +385,40 @@ mod tests {
                 (fits, fits)
             );
         }
+    }
+
+    #[rstest]
+    #[case::creation("creationTimestamp")]
+    #[case::deletion("deletionTimestamp")]
+    fn template_with_a_time_that_cannot_be_decoded_is_decoded_without_the_time(
+        #[case] field: &str,
+    ) {
+        let mut object = json!({
+            "metadata": { "name": "web", "creationTimestamp": "2026-01-01T00:00:00Z" },
+            "spec": { "replicas": 2, "template": { "metadata": { "labels": { "a": "b" } } } },
+        });
+        let decode = |object: &Value| {
+            let object = serde_json::from_str::<BoundedObject<Deployment>>(&object.to_string());
+            json!(object.unwrap())
+        };
+        let expected = decode(&object);
+        object["spec"]["template"]["metadata"][field] = "9999-12-31T23:59:59Z".into();
+        assert_eq!(decode(&object), expected);
+        assert_eq!(expected["spec"]["replicas"], 2);
+    }
+
+    #[test]
+    fn object_that_cannot_be_decoded_keeps_its_metadata() {
+        let condition = json!({ "type": "Available", "status": "True", "lastUpdateTime": "9999-12-31T23:59:59Z" });
+        let object = json!({
+            "metadata": { "name": "web", "labels": { "a": "b" } },
+            "status": { "conditions": [condition] },
+        });
+        let object: BoundedObject<Deployment> = serde_json::from_str(&object.to_string()).unwrap();
+        assert_eq!(
+            (object.name_any(), object.labels().len()),
+            ("web".into(), 1)
+        );
+        assert_eq!(object.0.status, None);
     }
 }
