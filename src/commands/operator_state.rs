@@ -5,8 +5,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
+use kube::core::{ApiResource, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
 use qm_runtime::ObjectKey;
+use qm_runtime::raw_object::RawObject;
 use serde::Serialize;
 
 use super::FailedRequest;
@@ -148,19 +150,24 @@ impl From<Lease> for LeaseVersion {
     }
 }
 
-/// Lists the Leases of operators, in all namespaces and except `own`, that have not expired by this machine's clock.
+/// Lists the Leases of operators, in all namespaces and except `own`, that have not expired by this machine's clock. A
+/// Lease that cannot be decoded has not expired, as far as anybody can tell.
 pub(crate) async fn other_leases(
     client: &Client,
     own: &ObjectKey,
 ) -> Result<Vec<ObjectKey>, FailedRequest> {
     let now = Timestamp::now();
-    let api: Api<Lease> = Api::all(client.clone());
+    let api: Api<RawObject> = Api::all_with(client.clone(), &ApiResource::erase::<Lease>(&()));
     let leases = pages(&api, |lease| {
         let key = ObjectKey::of(&lease);
-        let mut fields = lease.managed_fields().iter();
-        let is_operators = fields.any(|it| it.manager.as_deref() == Some(FIELD_MANAGER));
-        let is_running = !LeaseVersion::from(lease).is_expired(now);
-        (is_operators && is_running && key != *own).then_some(key)
+        let metadata = lease.decode_as::<PartialObjectMeta<Lease>>();
+        let is_operators = metadata.is_ok_and(|metadata| {
+            let mut fields = metadata.managed_fields().iter();
+            fields.any(|it| it.manager.as_deref() == Some(FIELD_MANAGER))
+        });
+        let lease = lease.decode_as::<Lease>();
+        let is_expired = lease.is_ok_and(|lease| LeaseVersion::from(lease).is_expired(now));
+        (is_operators && !is_expired && key != *own).then_some(key)
     });
     Ok(leases.await?.into_iter().flatten().collect())
 }
@@ -225,6 +232,35 @@ mod tests {
             assert!(!lease(holder).is_expired(at(139)));
             assert!(lease(holder).is_expired(at(140)));
         }
+    }
+
+    /// No Lease has a time after 9999-12-30T22:00:00Z in the operator's types, but the apiserver stores such times.
+    #[tokio::test]
+    async fn undecodable_lease_counts_if_an_operator_wrote_it() {
+        let lease = |name: &str, manager: &str, renewed: &str| {
+            json!({
+                "metadata": { "namespace": "shop", "name": name, "managedFields": [{ "manager": manager }] },
+                "spec": { "leaseDurationSeconds": 9, "renewTime": renewed },
+            })
+        };
+        let last = "9999-12-31T23:59:59.000000Z";
+        let list = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "LeaseList", "metadata": { "resourceVersion": "1" },
+            "items": [
+                lease("foreign", "kubectl", last),
+                lease("undecodable", FIELD_MANAGER, last),
+                lease("expired", FIELD_MANAGER, "2020-01-01T00:00:00.000000Z"),
+                lease("own", FIELD_MANAGER, last),
+            ],
+        });
+        let answer = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            let body = kube::client::Body::from(list.to_string().into_bytes());
+            async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+        });
+        let client = Client::new(answer, "default");
+        let others = other_leases(&client, &ObjectKey::new("shop", "own")).await;
+        let others = others.map_err(|error| error.to_string());
+        assert_eq!(others, Ok(vec![ObjectKey::new("shop", "undecodable")]));
     }
 
     /// A report must not change while a Lease expires, or `status --watch` would print it again and again.
