@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use testbed::proxy::{Fault, Injection, Match, Point, Proxy, Then, Times};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::{Bed, Operator, Settings};
 
@@ -35,20 +35,21 @@ pub async fn kill_at_each_write<P: Copy + Debug>(
 /// A trap that kills the operator at one request.
 pub struct Trap {
     injection: Injection,
-    reached: Arc<Notify>,
+    /// True once the request is at the trap. A request that another kill cuts before may never be.
+    reached: watch::Sender<bool>,
     dead: Arc<Notify>,
 }
 
 impl Trap {
     /// Sets a trap for the request of this number (the first is 1) among those that match.
     pub fn set(proxy: &Proxy, requests: Match, point: Point, number: u64) -> Self {
-        let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (reached, dead) = (watch::Sender::new(false), Arc::new(Notify::new()));
         let hook = {
-            let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
+            let (reached, dead) = (reached.clone(), Arc::clone(&dead));
             Fault::hook(point, move |_| {
-                let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
+                let (reached, dead) = (reached.clone(), Arc::clone(&dead));
                 async move {
-                    reached.notify_one();
+                    reached.send_replace(true);
                     dead.notified().await;
                     Then::Cut
                 }
@@ -63,12 +64,18 @@ impl Trap {
 
     /// Returns whether the request came.
     pub fn was_reached(&self) -> bool {
-        self.injection.hits() > 0
+        *self.reached.borrow()
+    }
+
+    /// Waits for the request.
+    pub async fn reached(&self) {
+        let mut reached = self.reached.subscribe();
+        reached.wait_for(|reached| *reached).await.unwrap();
     }
 
     /// Kills the operator once it sends that request.
     pub async fn spring(&self, operator: &mut Operator) {
-        self.reached.notified().await;
+        self.reached().await;
         operator.kill();
         self.dead.notify_one();
     }

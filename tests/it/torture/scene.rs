@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
+use futures::future::join_all;
 use http::StatusCode;
 use serde_json::Value;
 use testbed::aws::Aws;
@@ -179,11 +180,11 @@ impl Scene<'_> {
         self.strikes.iter().filter(|it| it.has_struck()).count()
     }
 
-    /// Strikes with the fault of each case, in their order. Does not return.
+    /// Strikes with the fault of each case. Does not return.
     async fn strike(&self, replicas: &mut [Operator]) {
-        for strike in &self.strikes {
-            strike.act(self, replicas).await;
-        }
+        // A kill may cut the request of the next case, which then never comes, so no case waits for another one.
+        let replicas = tokio::sync::Mutex::new(replicas);
+        join_all(self.strikes.iter().map(|it| it.act(self, &replicas))).await;
         std::future::pending::<()>().await;
     }
 

@@ -1,11 +1,11 @@
 //! The strike of a case: the fault at its place.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{self, Arc, PoisonError};
 use std::time::Duration;
 
 use testbed::aws::{self, Aws, Gate};
 use testbed::proxy::{self, ApiRequest, Injection, Match, Point, Proxy, Then, Times};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 
 use super::case::{Case, Fault, Place};
 use super::scene::Scene;
@@ -46,7 +46,7 @@ enum Means {
     Once(Injection),
     Lasting {
         first: Injection,
-        others: Arc<Mutex<Option<Injection>>>,
+        others: Arc<sync::Mutex<Option<Injection>>>,
     },
     LastingCalls(Injection),
     Stale(Box<StaleWatch>),
@@ -90,16 +90,18 @@ impl Strike {
     }
 
     /// Strikes when the workload is at the place, and returns once the fault is over.
-    pub async fn act(&self, scene: &Scene<'_>, replicas: &mut [Operator]) {
-        let operator = &mut replicas[0];
+    pub async fn act(&self, scene: &Scene<'_>, replicas: &Mutex<&mut [Operator]>) {
         match &self.means {
             Means::Kill(trap) => {
+                trap.reached().await;
+                let operator = &mut replicas.lock().await[0];
                 trap.spring(operator).await;
                 operator.restart();
             }
             Means::KillCall(gate) => {
                 // A call that never comes ends the wait with the case.
                 while gate.reached(SOON).await.is_err() {}
+                let operator = &mut replicas.lock().await[0];
                 operator.kill();
                 gate.cut();
                 operator.restart();
@@ -115,7 +117,7 @@ impl Strike {
                 tokio::time::sleep(LASTING).await;
                 injection.cancel();
             }
-            Means::Stale(stale) => stale.act(scene, replicas).await,
+            Means::Stale(stale) => stale.act(scene, &mut replicas.lock().await).await,
         }
         self.over.send_replace(true);
     }
@@ -182,7 +184,7 @@ impl Strike {
 
 /// Notes the write of this number.
 fn note_write(number: u64, counted: fn(&ApiRequest) -> bool, proxy: &Proxy) -> Request {
-    let noted = Arc::<Mutex<Option<String>>>::default();
+    let noted = Arc::<sync::Mutex<Option<String>>>::default();
     let request = Arc::clone(&noted);
     let hook = proxy::Fault::hook(Point::Before, move |request| {
         let text = format!("{:?} {}", request.verb, request.resource);
@@ -201,7 +203,7 @@ pub async fn hit(injection: &Injection) {
     while injection.wait_for_hits(1, SOON).await.is_err() {}
 }
 
-fn cancel(injection: &Mutex<Option<Injection>>) {
+fn cancel(injection: &sync::Mutex<Option<Injection>>) {
     if let Some(injection) = &*injection.lock().unwrap_or_else(PoisonError::into_inner) {
         injection.cancel();
     }
@@ -216,7 +218,7 @@ fn of_write(fault: Fault, number: u64, counted: fn(&ApiRequest) -> bool, proxy: 
     match fault {
         Fault::Once(answer) => Means::Once(proxy.inject(writes(), nth, answer.of_apiserver())),
         Fault::Lasting(answer) => {
-            let others = Arc::<Mutex<Option<Injection>>>::default();
+            let others = Arc::<sync::Mutex<Option<Injection>>>::default();
             let hook = {
                 let (proxy, others) = (proxy.clone(), Arc::clone(&others));
                 proxy::Fault::hook(Point::Before, move |request| {
