@@ -41,8 +41,8 @@ mod rate_limit;
 /// Maximum number of attempts in one reconcile: another client may create, change or delete the child in between.
 const MAX_ATTEMPTS: usize = 3;
 
-/// Memory of a decoded child from which one of all typed watches is in memory at a time, in bytes: more than that of the
-/// largest child that the operator writes.
+/// Memory of a decoded child from which one of all typed watches is in memory at a time, in bytes. Few children that the
+/// operator writes take as much.
 const LARGE_TYPED: usize = 4 * LARGE;
 
 /// Children of one kind and controller. `S` is the summary of each for its owner's status.

@@ -17,9 +17,9 @@ use serde_json::value::RawValue;
 /// Maximum memory of a decoded object, in bytes. Objects with a long text are decoded one at a time.
 pub const MAX_DECODED: usize = 24 * 1024 * 1024;
 
-/// Maximum memory of a decoded object of a known type, in bytes. The largest child that the operator writes takes about
-/// half.
-const MAX_TYPED: usize = 8 * 1024 * 1024;
+/// Maximum memory of a decoded object of a known type, in bytes. The largest child that the operator writes takes 10 MiB,
+/// with the `managedFields` of the operator alone.
+const MAX_TYPED: usize = 16 * 1024 * 1024;
 
 /// Memory of a decoded object from which a controller has one of them in memory at a time, in bytes.
 pub const LARGE: usize = 1024 * 1024;

@@ -350,3 +350,36 @@ async fn overrides_that_reach_the_node_are_forbidden() {
     );
     assert_eq!(super::service(&bed, "new").await.name_any(), "new");
 }
+
+/// Decoded, the Deployment takes some 10 MiB.
+#[tokio::test]
+async fn deployment_of_the_largest_app_is_read_and_changed() {
+    let bed = Bed::shared("largest").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let env: Vec<_> = (0..512)
+        .map(|n| {
+            let key = json!({ "name": "s", "key": "k" });
+            json!({ "name": format!("E{n}"), "valueFrom": { "secretKeyRef": key } })
+        })
+        .collect();
+    let mounts: Vec<_> = (0..970)
+        .map(|n| json!({ "name": "v", "mountPath": format!("/{n}"), "subPath": "s", "readOnly": true }))
+        .collect();
+    let overrides = json!({ "spec": {
+        "volumes": [{ "name": "v", "emptyDir": {} }],
+        "containers": [{ "name": "web", "volumeMounts": mounts }],
+    } });
+    let spec = json!({ "image": "i", "size": 0, "env": env });
+    app(&bed, "web", spec).await;
+    override_pods(&bed, "web", overrides).await;
+    ready(&bed, "web").await;
+    let mounts = async || {
+        let pod = deployment(&bed, "web").await.spec.unwrap().template.spec;
+        let mounts = pod.unwrap().containers[0].volume_mounts.clone();
+        mounts.unwrap_or_default().len()
+    };
+    assert_eq!(mounts().await, 970);
+    remove_overrides(&bed, "web").await;
+    ready(&bed, "web").await;
+    assert_eq!(mounts().await, 0);
+}
