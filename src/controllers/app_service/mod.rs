@@ -238,7 +238,12 @@ impl AppServices {
                 .await;
         };
         let initial = build::within_bounds(&autoscaler, app.size);
-        self.ensure_deployment(cx, app, None, initial).await?;
+        let deployment = self.ensure_deployment(cx, app, None, initial).await;
+        if matches!(deployment, Err(Error::NotOwned(_))) {
+            // The autoscaler would go on scaling a Deployment that the app does not own.
+            self.autoscalers.ensure_absent(cx, &cx.key).await?;
+        }
+        deployment?;
         self.autoscalers
             .apply(cx, autoscaler, Quirks::default())
             .await

@@ -501,6 +501,33 @@ async fn ingress_never_routes_to_a_foreign_service() {
         .await;
 }
 
+#[tokio::test]
+async fn autoscaler_never_scales_a_foreign_deployment() {
+    let bed = Bed::shared("scaled").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = spec();
+    spec["autoscaling"] = json!({ "min": 1, "max": 3 });
+    spec["resources"] = json!({ "requests": { "cpu": "10m" } });
+    app(&bed, "web", spec).await;
+    let is_made = |_: &HorizontalPodAutoscaler| true;
+    bed.until("web", "scales the app's Deployment", is_made)
+        .await;
+    let released = json!({ "metadata": {
+        "ownerReferences": null, "labels": { "quartermaster.dev/owner-uid": null }
+    } });
+    bed.patch::<Deployment>("web", released).await;
+    not_ready(&bed, "web", "Conflict").await;
+    let autoscalers = bed.api::<HorizontalPodAutoscaler>();
+    until("the autoscaler is deleted", SOON, async || {
+        Ok(autoscalers.get_opt("web").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    bed.delete::<Deployment>("web").await;
+    bed.until("web", "scales the app's Deployment", is_made)
+        .await;
+}
+
 /// The selector cannot be changed: an adopted object would be deleted with an app that cannot use it.
 #[tokio::test]
 async fn object_with_an_immutable_difference_is_not_adopted() {
