@@ -383,7 +383,7 @@ impl<S: Clone + PartialEq> ChildCache<S> {
             // The former owner restores the annotation that names it, if another client has removed or changed the
             // annotation.
             known.owner = known.owner.or_else(|| before.owner.clone());
-            former = before.owner.clone();
+            former.clone_from(&before.owner);
             former = former.filter(|former| known.owner.as_ref() != Some(former));
             news = !same || former.is_some() || before.summary != known.summary;
             confirmed = entry.confirmed.take();
