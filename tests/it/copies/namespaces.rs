@@ -247,6 +247,7 @@ async fn selector_covers_every_matching_namespace() {
         shop.assert_at_rest(name).await;
         shop.copied("kube-system", name, json!({ "a": "2" })).await;
         shop.bed.delete::<ConfigMapSync>(name).await;
+        shop.ended(name).await;
         shop.is_deleted("kube-system", name).await;
     }
 }
