@@ -276,6 +276,50 @@ async fn nested_app_is_invalid_and_its_neighbours_go_on(#[case] streamed: bool) 
     assert!(metrics.contains(failures), "{metrics}");
 }
 
+/// The operator does not know which fields such a Deployment has, and who owns them.
+#[tokio::test]
+async fn deployment_that_cannot_be_decoded_is_not_written() {
+    let bed = Bed::shared("late-status").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({ "spec": { "size": 0, "image": "i" } });
+    bed.create::<AppService>("web", spec).await;
+    app_reads(&bed, "web", "Ready").await;
+    let label = json!({ "metadata": { "labels": { "by": "kubectl" } } }).to_string();
+    bed.kubectl(&["patch", "deployment", "web", "-p", &label])
+        .await;
+    // The Deployment controller keeps conditions of other types.
+    let condition =
+        json!({ "type": "Late", "status": "True", "lastUpdateTime": "9999-12-31T23:59:59Z" });
+    let status = json!({ "status": { "conditions": [condition] } }).to_string();
+    let patch = ["patch", "deployment", "web", "--subresource=status", "-p"];
+    bed.kubectl(&[&patch[..], &[status.as_str()]].concat())
+        .await;
+
+    let image = json!({ "spec": { "image": "j" } });
+    bed.patch::<AppService>("web", image).await;
+    let message = app_reads(&bed, "web", "WriteFailed").await;
+    let problem = "web could not be read or written: Error deserializing response: ";
+    assert!(message.contains(problem), "{message}");
+    let arguments = ["get", "deployment", "web", "-o", "json"];
+    let text = bed
+        .kubectl(&[&arguments[..], &["--show-managed-fields"]].concat())
+        .await;
+    let deployment: Value = serde_json::from_str(&text).unwrap();
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], "i");
+    let mut entries = deployment["metadata"]["managedFields"]
+        .as_array()
+        .unwrap()
+        .iter();
+    let owns_label = |entry: &Value| {
+        entry["manager"] == "kubectl-patch" && entry["fieldsV1"].to_string().contains("f:by")
+    };
+    assert!(entries.any(owns_label), "{text}");
+
+    bed.kubectl(&["delete", "deployment", "web"]).await;
+    app_reads(&bed, "web", "Ready").await;
+}
+
 /// The apiserver stores every time in a Pod template, and the operator's types have none after 9999-12-30T22:00:00Z.
 #[rstest]
 #[case::streamed(true)]

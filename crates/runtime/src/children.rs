@@ -214,7 +214,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// # Errors
     /// [`Error::NotOwned`] if a foreign object has the name, [`Error::Rejected`] if the apiserver rejects the child,
     /// [`Error::Stale`] if the owner no longer exists, [`Error::Terminating`] if another client keeps deleting the
-    /// child, [`Error::Api`] otherwise.
+    /// child, [`Error::Api`] otherwise, such as for a child that is too large or cannot be decoded.
     pub async fn ensure<O: ReconciledKind>(
         &self,
         cx: &Context<O>,
@@ -293,7 +293,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
                 };
                 permit = large;
                 let ownership = cx.ownership(object.meta());
-                (self.known(&object), Some(object), ownership)
+                (self.known(&object.object), Some(object), ownership)
             };
             may_exist = true;
             match &ownership {
@@ -309,6 +309,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             if child.terminating {
                 return Ok(Ensured::Terminating(child));
             }
+            // Without the fields and their owners, a write could remove fields of other managers.
+            let object = object.map(BoundedObject::whole).transpose();
+            let object = classified::<K, _>(key, object)?;
             let matched = self.cache.matched(key, &child.uid);
             let matched = matched.as_ref();
             if ownership == Ownership::Owned
@@ -432,7 +435,10 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     }
 
     /// Reads the child. A large one comes with the permit for it, once no other is in memory.
-    async fn read(&self, key: &ObjectKey) -> Result<Option<(K, Option<SemaphorePermit<'_>>)>> {
+    async fn read(
+        &self,
+        key: &ObjectKey,
+    ) -> Result<Option<(BoundedObject<K>, Option<SemaphorePermit<'_>>)>> {
         let api = RawObject::api::<K>(self.client.clone(), &key.namespace);
         let get = async || classified::<K, _>(key, api.get_opt(&key.name).await);
         let Some(mut live) = get().await? else {
@@ -454,9 +460,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
             };
         }
         let decoded = if self.watches_metadata {
-            live.decode_as()
+            live.decode_as().map(BoundedObject::new)
         } else {
-            live.decode_as().map(|BoundedObject(live)| live)
+            live.decode_as()
         };
         let decoded = decoded.map_err(kube::Error::SerdeError);
         Ok(Some((classified::<K, _>(key, decoded)?, permit)))
@@ -468,7 +474,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
     /// [`Error::Rejected`] if the apiserver denies the read, [`Error::Api`] otherwise.
     pub async fn live(&self, key: &ObjectKey) -> Result<Option<KnownChild<S>>> {
         let read = self.read(key).await?;
-        Ok(read.map(|(live, _permit)| self.known(&live)))
+        Ok(read.map(|(live, _permit)| self.known(&live.object)))
     }
 
     /// Returns whether the write of a child without a confirmed state must wait for the rate limit.
@@ -573,7 +579,9 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         cx: &Context<O>,
         key: &ObjectKey,
     ) -> Result<bool> {
-        let delete = |live| async move { self.delete(key, &self.known(&live)).await };
+        let delete = |live: BoundedObject<K>| async move {
+            self.delete(key, &self.known(&live.object)).await
+        };
         self.write_owned(cx, key, delete).await
     }
 
@@ -587,7 +595,8 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         cx: &Context<O>,
         key: &ObjectKey,
     ) -> Result<bool> {
-        let disown = |mut live: K| async move {
+        let disown = |live: BoundedObject<K>| async move {
+            let mut live = classified::<K, _>(key, live.whole())?;
             cx.owner.clear_ownership(live.meta_mut());
             // The apiserver keeps its own `managedFields`.
             live.meta_mut().managed_fields = None;
@@ -604,7 +613,7 @@ impl<K: ChildKind, S: ChildSummary> Children<K, S> {
         &self,
         cx: &Context<O>,
         key: &ObjectKey,
-        write: impl Fn(K) -> F,
+        write: impl Fn(BoundedObject<K>) -> F,
     ) -> Result<bool> {
         for attempt in 1..=MAX_ATTEMPTS {
             let Some((live, _permit)) = self.read(key).await? else {
@@ -732,12 +741,12 @@ fn basis(owner: &Owner, fingerprint: u64) -> Basis {
 }
 
 impl<K: ChildKind, S: ChildSummary> Index<BoundedObject<K>> for Children<K, S> {
-    fn apply(&self, BoundedObject(child): BoundedObject<K>) -> bool {
-        Observer::apply(self, &child)
+    fn apply(&self, child: BoundedObject<K>) -> bool {
+        Observer::apply(self, &child.object)
     }
 
     fn delete(&self, key: &ObjectKey, last: Option<BoundedObject<K>>) {
-        Observer::delete(self, key, last.as_ref().map(|BoundedObject(child)| child));
+        Observer::delete(self, key, last.as_ref().map(|child| &child.object));
     }
 
     fn keys(&self, namespace: Option<&str>) -> Vec<ObjectKey> {

@@ -185,20 +185,53 @@ impl Resource for RawObject {
 /// `managedFields`; all other fields have their defaults. An error would make its whole list or watch fail.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
-pub struct BoundedObject<K>(pub K);
+pub struct BoundedObject<K> {
+    /// The whole object, or its metadata.
+    pub object: K,
+    /// Why only the metadata was decoded; `None` for a whole object.
+    #[serde(skip)]
+    problem: Option<String>,
+}
+
+impl<K> BoundedObject<K> {
+    /// Wraps a whole object.
+    pub fn new(object: K) -> Self {
+        Self {
+            object,
+            problem: None,
+        }
+    }
+
+    /// Returns the object, unless only its metadata was decoded.
+    ///
+    /// # Errors
+    /// [`kube::Error::SerdeError`] with the reason.
+    pub fn whole(self) -> kube::Result<K> {
+        let Some(problem) = self.problem else {
+            return Ok(self.object);
+        };
+        let error = <serde_json::Error as serde::de::Error>::custom(problem);
+        Err(kube::Error::SerdeError(error))
+    }
+}
 
 impl<'de, K: DeserializeOwned + Resource + Default> Deserialize<'de> for BoundedObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
         let text = text.get();
-        let object = if decoded_size(text) > MAX_TYPED {
-            metadata_alone(text)
+        let whole = if decoded_size(text) > MAX_TYPED {
+            Err("the object is too large".to_owned())
         } else {
             serde_json::from_str(text)
                 .or_else(|_| without_template_times(text))
-                .or_else(|_| metadata_alone(text))
+                .map_err(|error| error.to_string())
         };
-        object.map(Self).map_err(serde::de::Error::custom)
+        let (object, problem) = match whole {
+            Ok(object) => (Ok(object), None),
+            Err(problem) => (metadata_alone(text), Some(problem)),
+        };
+        let object = object.map_err(serde::de::Error::custom)?;
+        Ok(Self { object, problem })
     }
 }
 
@@ -246,11 +279,11 @@ impl<K: Resource> Resource for BoundedObject<K> {
     }
 
     fn meta(&self) -> &ObjectMeta {
-        self.0.meta()
+        self.object.meta()
     }
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
-        self.0.meta_mut()
+        self.object.meta_mut()
     }
 }
 
@@ -381,9 +414,13 @@ mod tests {
                 ("web".into(), 1, 1)
             );
             assert_eq!(
-                (object.0.spec.is_some(), !object.managed_fields().is_empty()),
+                (
+                    object.object.spec.is_some(),
+                    !object.managed_fields().is_empty()
+                ),
                 (fits, fits)
             );
+            assert_eq!(object.whole().is_ok(), fits);
         }
     }
 
@@ -399,7 +436,7 @@ mod tests {
         });
         let decode = |object: &Value| {
             let object = serde_json::from_str::<BoundedObject<Deployment>>(&object.to_string());
-            json!(object.unwrap())
+            json!(object.unwrap().whole().unwrap())
         };
         let expected = decode(&object);
         object["spec"]["template"]["metadata"][field] = "9999-12-31T23:59:59Z".into();
@@ -419,6 +456,7 @@ mod tests {
             (object.name_any(), object.labels().len()),
             ("web".into(), 1)
         );
-        assert_eq!(object.0.status, None);
+        assert_eq!(object.object.status, None);
+        assert!(object.whole().is_err());
     }
 }

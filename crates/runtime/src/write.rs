@@ -240,8 +240,8 @@ where
         field_manager: Some(manager.into()),
         ..PostParams::default()
     };
-    match api.create(&parameters, &BoundedObject(object)).await {
-        Ok(created) => Ok(Some(created.0)),
+    match api.create(&parameters, &BoundedObject::new(object)).await {
+        Ok(created) => created.whole().map(Some),
         Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
             Ok(None)
         }
@@ -265,7 +265,7 @@ where
         dry_run: true,
         field_manager: Some(manager.into()),
     };
-    match api.create(&parameters, &BoundedObject(object)).await {
+    match api.create(&parameters, &BoundedObject::new(object)).await {
         Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => {
             Ok(())
         }
@@ -334,10 +334,9 @@ where
     let mut sent = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
     sent["apiVersion"] = K::api_version(&()).into();
     sent["kind"] = K::kind(&()).into();
-    Ok(api
-        .patch(&object.name_any(), &parameters, &Patch::Apply(&sent))
+    api.patch(&object.name_any(), &parameters, &Patch::Apply(&sent))
         .await?
-        .0)
+        .whole()
 }
 
 /// Merges `patch` into the metadata of the object that had `metadata`: fails with 409 if the object has changed since.
@@ -355,10 +354,9 @@ where
     K: Resource<DynamicType = ()> + Default + Clone + Debug + DeserializeOwned,
 {
     let name = metadata.name.as_deref().unwrap_or_default();
-    Ok(api
-        .patch(name, &patched_by(manager), &pinned(metadata, patch))
+    api.patch(name, &patched_by(manager), &pinned(metadata, patch))
         .await?
-        .0)
+        .whole()
 }
 
 /// Replaces the whole spec of the object that had `metadata`, whoever owns its fields: fails with 409 if the object has
@@ -386,7 +384,7 @@ where
     let mut request = request.map_err(kube::Error::BuildRequest)?;
     request.headers_mut().insert(CONTENT_TYPE, JSON_PATCH);
     let client = api.clone().into_client();
-    Ok(client.request::<BoundedObject<K>>(request).await?.0)
+    client.request::<BoundedObject<K>>(request).await?.whole()
 }
 
 /// Merges `patch` into the metadata of an object of the operator's own kinds. The apiserver answers with the metadata

@@ -71,9 +71,9 @@ fn owner() -> Owner {
 /// The watch may be faster than the response, and does not repeat the event: without another reconcile the child would
 /// stay missing.
 #[rstest]
-#[case::deleted(|maps: &Maps, made| Index::delete(maps, &ObjectKey::of(&made), Some(BoundedObject(made))), true)]
+#[case::deleted(|maps: &Maps, made| Index::delete(maps, &ObjectKey::of(&made), Some(BoundedObject::new(made))), true)]
 #[case::missing_in_a_list(|maps: &Maps, made| Index::delete(maps, &ObjectKey::of(&made), None), true)]
-#[case::applied(|maps: &Maps, made| assert!(Index::apply(maps, BoundedObject(made))), false)]
+#[case::applied(|maps: &Maps, made| assert!(Index::apply(maps, BoundedObject::new(made))), false)]
 #[tokio::test]
 async fn owner_is_woken_when_the_created_child_may_be_deleted_already(
     #[case] meanwhile: fn(&Maps, ConfigMap),
@@ -170,6 +170,25 @@ async fn conflict_with_an_apply_ends_the_reconcile() {
     assert_eq!(methods, ["GET", "PATCH"]);
 }
 
+/// `managedFields` and data of the child are unknown, so a write could remove fields of other managers.
+#[rstest]
+#[case::read(&[undecodable()], &["GET"])]
+#[case::written(&[owned(), owned(), undecodable()], &["GET", "PATCH", "PATCH"])]
+#[tokio::test(start_paused = true)]
+async fn child_that_cannot_be_decoded_is_an_error(
+    #[case] answers: &[Value],
+    #[case] expected: &[&str],
+) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let cx = context(&maps.client, owner());
+    let (applied, methods) = apply_new(&maps, &cx, &mut apiserver, answers).await;
+    let error = applied.unwrap_err().to_string();
+    let problem = "ConfigMap shop/child could not be read or written: Error deserializing response";
+    assert!(error.starts_with(problem), "{error}");
+    assert_eq!(methods, expected);
+}
+
 /// After a restart, the status of a ready owner stays true while its child waits for the rate limit. That of another
 /// owner may have been denied, and must not count as applied.
 #[rstest]
@@ -228,7 +247,7 @@ async fn child_is_deleted_next_time_when_the_watch_shows_it_during_the_read() {
         let (_, answer) = apiserver.next_request().await.unwrap();
         Index::apply(
             &maps,
-            BoundedObject(serde_json::from_value(live.clone()).unwrap()),
+            BoundedObject::new(serde_json::from_value(live.clone()).unwrap()),
         );
         answer.send_response(not_found());
         let mut methods = Vec::new();
@@ -263,7 +282,7 @@ async fn terminating_child_is_read() {
         "labels": { NAMES.owner_uid: "u" }, "deletionTimestamp": "2026-01-01T00:00:00Z" } });
     Index::apply(
         &maps,
-        BoundedObject(serde_json::from_value(child.clone()).unwrap()),
+        BoundedObject::new(serde_json::from_value(child.clone()).unwrap()),
     );
     let answers = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
@@ -314,7 +333,7 @@ async fn owner_reference_is_restored_only_if_the_owner_stays(
     let answers = [live("old", &json!({})), owner, json!(409)];
     Index::apply(
         &maps,
-        BoundedObject(serde_json::from_value(answers[0].clone()).unwrap()),
+        BoundedObject::new(serde_json::from_value(answers[0].clone()).unwrap()),
     );
     let both = async {
         let desired = serde_json::from_value(desired).unwrap();
@@ -348,6 +367,13 @@ fn owned() -> Value {
     live("old", &json!({ "ownerReferences": reference() }))
 }
 
+/// Returns an [owned] child that is no `ConfigMap`.
+fn undecodable() -> Value {
+    let mut child = owned();
+    child["immutable"] = "no".into();
+    child
+}
+
 /// Shows the watch an [owned] child, and applies new data, while the apiserver gives these answers. Returns the result,
 /// and the methods of the requests.
 async fn apply_new(
@@ -358,7 +384,7 @@ async fn apply_new(
 ) -> (Result<Ensured<()>>, Vec<String>) {
     Index::apply(
         maps,
-        BoundedObject(serde_json::from_value(owned()).unwrap()),
+        BoundedObject::new(serde_json::from_value(owned()).unwrap()),
     );
     let desired =
         json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "a": "new" } });
@@ -462,7 +488,7 @@ async fn cached_child_is_decided_without_a_read(
     let maps = children(Client::new(service, "shop"), state, |_| ());
     Index::apply(
         &maps,
-        BoundedObject(serde_json::from_value(cached).unwrap()),
+        BoundedObject::new(serde_json::from_value(cached).unwrap()),
     );
     let cx = context(&maps.client, owner());
     let both = async { tokio::join!(maps.ensure(&cx, &Replaced), answer(&mut apiserver, answers)) };
@@ -485,6 +511,7 @@ async fn cached_child_is_decided_without_a_read(
 /// The child was listed as owned; then another owner adopted it.
 #[rstest]
 #[case::owned(live("a", &json!({})), false, true, &["GET", "DELETE"])]
+#[case::undecodable(undecodable(), false, true, &["GET", "DELETE"])]
 #[case::owned_and_stays(live("a", &json!({})), true, true, &["GET", "PUT"])]
 #[case::adopted_meanwhile(live("a", &json!({ "labels": { NAMES.owner_uid: "another" } })), false, false, &["GET"])]
 #[case::terminating(live("a", &json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" })), false, false, &["GET"])]
