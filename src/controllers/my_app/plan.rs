@@ -40,8 +40,9 @@ impl DesiredChild<Pod, PodState> for PodPlan<'_> {
         self.plan_cached(&PodState::of(live))
     }
 
+    /// Returns `None` for a Pod of which only the metadata was decoded: its read fails, and the app reports the error.
     fn cached_metadata<'s>(&self, pod: &'s PodState) -> Option<&'s ObjectMeta> {
-        Some(&pod.metadata)
+        pod.is_whole.then_some(&pod.metadata)
     }
 
     fn plan_cached(&self, pod: &PodState) -> Option<ChildAction<'_, Pod>> {
@@ -109,6 +110,26 @@ mod tests {
             }
             Some(ChildAction::Delete(why)) => why.into(),
             Some(_) => panic!("no action for a Pod"),
+        }
+    }
+
+    /// The Pod without a spec would count as one with another image, and be deleted.
+    #[test]
+    fn pod_that_was_not_decoded_is_read() {
+        let app = app();
+        let (owner, desired) = (Owner::of(&app).unwrap(), build::validate(&app).unwrap());
+        let whole = build::pod(&owner, &desired);
+        let reduced = Pod {
+            spec: None,
+            ..whole.clone()
+        };
+        let plan = PodPlan {
+            owner: &owner,
+            desired,
+        };
+        for (pod, is_decided) in [(whole, true), (reduced, false)] {
+            let state = PodState::of(&pod);
+            assert_eq!(plan.cached_metadata(&state).is_some(), is_decided);
         }
     }
 

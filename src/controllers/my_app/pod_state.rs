@@ -38,6 +38,8 @@ pub(crate) const SUCCEEDED: &str = "PodSucceeded";
 pub(crate) struct PodState {
     /// Identity, ownership and deletion of the Pod.
     pub metadata: ObjectMeta,
+    /// False if only the Pod's metadata was decoded; the other fields are then unknown.
+    pub is_whole: bool,
     /// The container's image, truncated to [`MAX_IMAGE`] bytes, which no image of a spec has.
     image: String,
     /// The last value of the container's variable, as the kubelet uses it; `None` if it is not a plain value.
@@ -108,6 +110,8 @@ impl PodState {
         };
         Self {
             metadata: kept_metadata(&pod.metadata),
+            // The apiserver stores no Pod without a spec.
+            is_whole: pod.spec.is_some(),
             image: container
                 .and_then(|container| container.image.as_deref())
                 .map(|image| image[..image.floor_char_boundary(MAX_IMAGE)].to_owned())
