@@ -136,7 +136,7 @@ impl ObjectSummary {
         } else {
             summary.read_conditions(object);
         }
-        // A set whose template suspends delivery has the reason, too.
+        // A set whose template suspends delivery also has the reason `Suspended`.
         let is_suspended =
             object.data["spec"]["suspend"] == Value::Bool(true) || summary.reason == SUSPENDED;
         if is_suspended && summary.state != ObjectState::NotObserved {

@@ -151,7 +151,7 @@ impl From<Lease> for LeaseVersion {
 }
 
 /// Lists the Leases of operators, in all namespaces and except `own`, that have not expired by this machine's clock. A
-/// Lease that cannot be decoded has not expired, as far as anybody can tell.
+/// Lease that cannot be decoded counts as not expired.
 pub(crate) async fn other_leases(
     client: &Client,
     own: &ObjectKey,

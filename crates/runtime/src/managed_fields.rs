@@ -132,8 +132,8 @@ pub fn upgraded(
     entries
 }
 
-/// Returns the entries after the fields at `paths` became applied fields of `manager`, which applied the object, whoever
-/// owns them, so that the next apply removes them; `None` if all of them are.
+/// Returns the entries after the fields at `paths`, whoever owns them, became applied fields of `manager`, so that the
+/// next apply removes them. Returns `None` if they already are, or if `manager` has applied nothing.
 pub(crate) fn claimed(
     managed: &[ManagedFieldsEntry],
     manager: &str,

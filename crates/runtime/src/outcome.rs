@@ -8,7 +8,7 @@ use qm_core::readiness::Readiness;
 
 /// Reason of an object whose spec the operator cannot act on.
 pub const SPEC_INVALID: &str = "SpecInvalid";
-/// Reason of an object whose spec tells the operator to change or to send nothing.
+/// Reason of an object that its spec suspends.
 pub const SUSPENDED: &str = "Suspended";
 
 /// Result of a reconcile: the condition `Ready`, its Event, and when to reconcile again.
@@ -36,7 +36,7 @@ pub enum Progress {
     Unknown,
     /// The operator is working towards the desired state: `Ready` is `False`, and its Event is Normal.
     InProgress,
-    /// The spec tells the operator to change or to send nothing: `Ready` is `False`, and its Event is Normal.
+    /// The spec suspends the object: `Ready` is `False`, and its Event is Normal.
     Suspended,
     /// Something is wrong, and the operator retries: `Ready` is `False`, and its Event is a Warning.
     Failed,

@@ -172,7 +172,7 @@ impl Deletion<'_> {
         if self.args.without_operator {
             return Ok(false);
         }
-        // A running operator soon adds the finalizer again. The deletion then fails: it is pinned to this version.
+        // If a running operator adds the finalizer first, the deletion fails, because it is pinned to this version.
         let freed = UninstallTarget::new(target.kind, &patched);
         match freed.step(self.args) {
             UninstallStep::Delete(children) => self.delete(&freed, children).await,
