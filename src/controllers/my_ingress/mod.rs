@@ -222,8 +222,7 @@ impl<A: Aws> MyIngresses<A> {
         let Some(report) = report(&desired, &observed) else {
             return Ok(None);
         };
-        // A reconcile that failed may have ended before its warnings.
-        if report.requeue.is_ok() {
+        if report.has_all_warnings {
             self.executor.warnings.retain(&cx.key, &observed.done);
         }
         report

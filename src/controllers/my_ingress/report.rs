@@ -17,6 +17,9 @@ pub(crate) struct Report {
     pub readiness: MyIngressReadiness,
     pub listeners: Vec<ListenerStatus>,
     pub requeue: Result<Requeue, AwsError>,
+    /// True if the reconcile reached every listener, and no listener had a transient error: all lasting problems then
+    /// have their warnings.
+    pub(crate) has_all_warnings: bool,
 }
 
 /// Returns the report, or `None` while a step is left and once nothing is left to delete.
@@ -35,6 +38,7 @@ pub(crate) fn report(desired: &Desired<'_>, observed: &Observed) -> Option<Repor
         readiness,
         listeners: observed.draft.listeners.clone(),
         requeue,
+        has_all_warnings: false,
     })
 }
 
@@ -84,10 +88,13 @@ fn converged_report(
         }
         (Ok(_), Some(error)) => (MyIngressReadiness::rejected(alb, error), Err(error.clone())),
     };
+    let mut rejected = converged.listeners.iter().flat_map(|it| &it.rejected);
+    let has_all_warnings = rejected.all(|error| error.class != Class::Transient);
     Report {
         readiness,
         listeners,
         requeue,
+        has_all_warnings,
     }
 }
 

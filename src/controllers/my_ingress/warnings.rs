@@ -9,7 +9,7 @@ use super::step::{EventType, Step};
 
 /// Notes of the Warning Events about each `MyIngress`, except about its condition. After a restart of the process, an
 /// Event may repeat a note.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Warnings(Mutex<HashMap<ObjectKey, BTreeSet<String>>>);
 
 impl Warnings {

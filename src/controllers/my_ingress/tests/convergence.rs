@@ -4,13 +4,17 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use qm_api::common::{ADOPT_BY, OWNER_UID};
+use qm_aws::error::INVALID_TARGET;
 use qm_aws::{AwsError, Tags};
+use qm_runtime::ObjectKey;
 use qm_runtime::error::Class;
 use qm_runtime::outcome::{Progress, Requeue};
 use serde_json::{Value, json};
 
 use super::super::tags::CLUSTER;
-use super::fake::{GROUP, LISTENER, LOAD_BALANCER, World, aws_error, http, owner_tags, tags};
+use super::fake::{
+    GROUP, LISTENER, LOAD_BALANCER, UNKNOWN_CERTIFICATE, World, aws_error, http, owner_tags, tags,
+};
 
 /// Steps that AWS may reject.
 const CALLS: [&str; 21] = [
@@ -161,20 +165,48 @@ async fn late_reconcile_leaves_listeners_to_the_next_one() {
     let mut world = new();
     // Each listener needs a target group, targets and the listener itself.
     for _ in 0..8 {
-        let outcome = world.reconcile_within(Duration::ZERO).await;
+        let outcome = world.reconcile_within(Duration::ZERO).await.unwrap();
         assert_eq!(outcome.progress, Progress::Unchanged, "{outcome:?}");
         assert_eq!(outcome.requeue, Requeue::After(Duration::ZERO));
         let (status, created) = (&world.object["status"], world.aws.load_balancer.as_ref());
         assert_eq!(status["alb"]["arn"], created.unwrap().arn);
         assert_eq!(status["listeners"].as_array().unwrap().len(), 3);
     }
-    let outcome = world.reconcile_within(Duration::ZERO).await;
+    let outcome = world.reconcile_within(Duration::ZERO).await.unwrap();
     assert_eq!(outcome.reason, "Provisioning");
     assert_eq!((world.aws.listeners.len(), world.aws.groups.len()), (3, 3));
     assert_eq!(world.aws.created, 7, "nothing is created twice");
 
-    let outcome = new().reconcile_within(Duration::from_hours(1)).await;
+    let outcome = new()
+        .reconcile_within(Duration::from_hours(1))
+        .await
+        .unwrap();
     assert_eq!(outcome.reason, "Provisioning");
+}
+
+/// The operator does not keep the note about a removed node for as long as AWS rejects another listener.
+#[tokio::test]
+async fn removed_node_ends_its_warning_although_a_listener_is_rejected() {
+    let mut world = World::new();
+    let mut rejected = http(443);
+    rejected["protocol"] = json!("HTTPS");
+    rejected["certificateArn"] = json!(UNKNOWN_CERTIFICATE);
+    world.object["spec"]["listeners"] = json!([http(80), rejected]);
+    world.nodes = Ok(vec!["i-1", "i-2", "i-3"]);
+    world.aws.rejected = ["i-3".into()].into();
+    let key = ObjectKey::new("shop", "web");
+    let note = format!(
+        "Port 80: AWS rejected some nodes as targets: AWS returned {INVALID_TARGET}: not running: 'i-3'"
+    );
+    for is_new in [false, true] {
+        let error = world
+            .reconcile_within(Duration::from_hours(1))
+            .await
+            .unwrap_err();
+        assert_eq!(error.classify().1, "SpecRejected", "{error}");
+        assert_eq!(world.warnings.insert(&key, &note), is_new);
+        world.nodes = Ok(vec!["i-1", "i-2"]);
+    }
 }
 
 proptest! {

@@ -1,6 +1,7 @@
 //! A fake of AWS and of the apiserver, and a reconcile with them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use qm_aws::{Aws, AwsError, DesiredLoadBalancer, LoadBalancer, Tags};
 use qm_core::kind::HasReadyCondition as _;
 use qm_runtime::WatchScope;
 use qm_runtime::controller::{Context, KindContext};
-use qm_runtime::error::Class;
+use qm_runtime::error::{Class, Error};
 use qm_runtime::events::Events;
 use qm_runtime::objects::Objects;
 use qm_runtime::outcome::{Outcome, Requeue};
@@ -46,6 +47,8 @@ use super::super::warnings::Warnings;
 pub(super) const LOAD_BALANCER: &str = "arn:aws:elb:eu-1:1:web";
 pub(super) const LISTENER: &str = "arn:aws:elb:eu-1:1:listener-80";
 pub(super) const GROUP: &str = "arn:aws:elb:eu-1:1:group-80";
+/// Certificate that AWS does not have.
+pub(super) const UNKNOWN_CERTIFICATE: &str = "arn:aws:acm:eu-1:1:certificate/none";
 
 /// State of AWS.
 #[derive(Clone, Debug, Default)]
@@ -363,6 +366,13 @@ impl Aws for FakeAws {
         tags: &Tags,
     ) -> Result<(), AwsError> {
         let mut state = self.owned(load_balancer);
+        if desired.certificate.as_deref() == Some(UNKNOWN_CERTIFICATE) {
+            return Err(aws_error(
+                Class::Terminal,
+                "SpecRejected",
+                "CertificateNotFound",
+            ));
+        }
         if state.listeners.iter().any(|it| it.port == desired.port) {
             return Err(aws_error(
                 Class::Transient,
@@ -453,6 +463,8 @@ pub(super) struct World {
     pub scope: Option<&'static str>,
     /// Steps that AWS rejects.
     pub rejected: Vec<(&'static str, AwsError)>,
+    /// Warnings of the reconciles with the loop of the controller.
+    pub(crate) warnings: Warnings,
 }
 
 /// Result of a reconcile.
@@ -517,6 +529,7 @@ impl World {
             siblings: Vec::new(),
             scope: None,
             rejected: Vec::new(),
+            warnings: Warnings::default(),
         }
     }
 
@@ -643,12 +656,13 @@ impl World {
     }
 
     /// Reconciles once with the loop of the controller and this timeout, and stores the status.
-    pub(crate) async fn reconcile_within(&mut self, timeout: Duration) -> Outcome {
+    pub(crate) async fn reconcile_within(&mut self, timeout: Duration) -> Result<Outcome, Error> {
         let object: MyIngress = from_value(self.object.clone()).unwrap();
         let aws = FakeAws(Arc::new(Mutex::new(self.aws.clone())));
         let state = Arc::clone(&aws.0);
         let stored = Arc::new(Mutex::new(self.object.clone()));
-        let (executor, kind) = self.executor(aws, Arc::clone(&stored));
+        let (mut executor, kind) = self.executor(aws, Arc::clone(&stored));
+        executor.warnings = mem::take(&mut self.warnings);
         let owner = Owner::of(&object).unwrap();
         let mut cx = Context::new(kind, Arc::new(object), owner);
         let ingresses = MyIngresses {
@@ -661,11 +675,12 @@ impl World {
             consistency_window: Duration::from_mins(1),
             timeout,
         };
-        let outcome = ingresses.converge(&mut cx).await.unwrap().unwrap();
+        let result = ingresses.converge(&mut cx).await;
+        self.warnings = ingresses.executor.warnings;
         self.aws = state.lock().unwrap().clone();
         self.object = stored.lock().unwrap().clone();
         self.object["status"] = to_value(&cx.status).unwrap();
-        outcome
+        result.map(Option::unwrap)
     }
 
     fn executor(

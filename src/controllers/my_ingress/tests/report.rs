@@ -174,6 +174,7 @@ async fn rejected_listener_is_reported(
     );
     // Transient states are checked again soon, unless the error is terminal.
     assert_eq!(ended(&report.requeue), requeue);
+    assert_eq!(report.has_all_warnings, class != Class::Transient);
     assert!(
         report.listeners[1].creation_requested_at.is_some(),
         "AWS may not show it yet"
