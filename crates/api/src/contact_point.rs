@@ -200,7 +200,7 @@ pub struct WebhookSpec {
         ),
     )]
     pub headers: BTreeMap<String, String>,
-    /// Jinja template of the body, with the variables of a TrackedField's template and `text`, `entries` and `token`. Defaults to
+    /// Jinja template of the body, with the variables of a TrackedField's template and `text`, `entries`, `eventId` and `token`. Defaults to
     /// the JSON data of the CloudEvent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = MAX_TEMPLATE))]

@@ -112,7 +112,7 @@ fn body(source: &str, view: &View) {
             }
         };
         let checked = body.check(view, &entries, "text");
-        let rendered = body.render(view, &entries, "text");
+        let rendered = body.render("1", view, &entries, "text");
         assert_eq!(checked.is_ok(), rendered.is_ok(), "the check differs");
         let token = SecretString::from(TOKEN);
         match rendered.and_then(|body| body.with_token(format.map(|_| &token))) {

@@ -22,13 +22,15 @@ const LIMITS: TemplateLimits = TemplateLimits {
     output: BODY,
 };
 /// Further variables of a webhook's `body`.
-const BODY_VARIABLES: [&str; 2] = ["entries", "text"];
+const BODY_VARIABLES: [&str; 3] = ["entries", "eventId", "text"];
 /// Variable of a webhook's `body` with `tokenIn: Body`.
 const TOKEN: &str = "token";
 /// Beginning of a placeholder. Each filter that changes the case of letters changes it.
 const PLACEHOLDER: &str = "QuartermasterToken";
 /// Placeholder of a body that is only checked. An error may quote it, and errors must not differ between two checks.
 const CHECKED_PLACEHOLDER: &str = "QuartermasterToken00000000000000000000000000000000";
+/// ID of the event in a body that is only checked.
+const CHECKED_ID: &str = "digest-00000000000000000000000000000000";
 const INCOMPLETE: &str = "the body does not contain the whole token: write \"{{ token }}\" or {{ token | tojson }} at its \
     place, without another filter or a slice";
 const NOT_QUOTED: &str =
@@ -160,12 +162,14 @@ impl Body {
         self.token_format
     }
 
-    /// Renders the body. `view` is the first entry, `entries` are all entries, `text` is the whole message.
+    /// Renders the body. `event_id` is the ID of the event, `view` is the first entry, `entries` are all entries, `text` is the
+    /// whole message.
     ///
     /// # Errors
     /// Returns the error message.
     pub fn render(
         &self,
+        event_id: &str,
         view: &View,
         entries: &[View],
         text: &str,
@@ -174,7 +178,7 @@ impl Body {
         let placeholder = self
             .token_format
             .map(|_| format!("{PLACEHOLDER}{}", Uuid::new_v4().simple()).into());
-        self.render_with(placeholder, view, entries, text)
+        self.render_with(placeholder, event_id, view, entries, text)
     }
 
     /// Checks that the body can be rendered, with the whole token. The token itself is not needed.
@@ -183,13 +187,14 @@ impl Body {
     /// Returns the error message.
     pub fn check(&self, view: &View, entries: &[View], text: &str) -> Result<(), String> {
         let placeholder = self.token_format.map(|_| CHECKED_PLACEHOLDER.into());
-        self.render_with(placeholder, view, entries, text)
+        self.render_with(placeholder, CHECKED_ID, view, entries, text)
             .map(|_| ())
     }
 
     fn render_with(
         &self,
         placeholder: Option<Cow<'static, str>>,
+        event_id: &str,
         view: &View,
         entries: &[View],
         text: &str,
@@ -199,6 +204,8 @@ impl Body {
             #[serde(flatten)]
             view: View,
             entries: Vec<View>,
+            #[serde(rename = "eventId")]
+            event_id: &'a str,
             text: &'a str,
             #[serde(skip_serializing_if = "Option::is_none")]
             token: Option<&'a str>,
@@ -207,6 +214,7 @@ impl Body {
         let variables = Variables {
             view: shown(view),
             entries: entries.iter().map(shown).collect(),
+            event_id,
             text,
             token: placeholder.as_deref(),
         };

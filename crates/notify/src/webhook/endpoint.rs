@@ -176,11 +176,12 @@ impl WebhookEndpoint {
     pub(super) fn render(
         &self,
         body: &Body,
+        event_id: &str,
         view: &View,
         entries: &[View],
         text: &str,
     ) -> Result<String, String> {
-        body.render(view, entries, text)?
+        body.render(event_id, view, entries, text)?
             .with_token(self.body_token.as_ref())
     }
 }

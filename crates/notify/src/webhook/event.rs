@@ -107,7 +107,7 @@ impl CloudEvent {
         };
         let own = webhook.body.as_ref().and_then(|body| {
             let view = test_view(namespace, name, cluster);
-            log_error(webhook.render(body, &view, &[], &text))
+            log_error(webhook.render(body, id, &view, &[], &text))
         });
         let (body, content_type) = match own {
             Some(body) => (body.into_bytes(), webhook.content_type.clone()),
@@ -142,9 +142,10 @@ impl CloudEvent {
                 .iter()
                 .map(|item| View::of(item, cluster))
                 .collect();
-            if let Some(body) = log_error(webhook.render(body, views.first()?, &views, &text.text))
-            {
-                let mut event = Self::about(&candidates[..text.carried], body.into_bytes());
+            let (carried, first) = (&candidates[..text.carried], views.first()?);
+            let body = webhook.render(body, &event_id(carried), first, &views, &text.text);
+            if let Some(body) = log_error(body) {
+                let mut event = Self::about(carried, body.into_bytes());
                 event.content_type = webhook.content_type.clone();
                 return Some(event);
             }
@@ -205,9 +206,8 @@ impl CloudEvent {
     /// Creates an event with exactly these entries.
     fn about(items: &[OutgoingEntry], body: Vec<u8>) -> Self {
         let time = |item: &OutgoingEntry| item.entry.time.as_ref().map(|time| time.0.to_string());
-        let (id, kind, source, subject) = match items {
+        let (kind, source, subject) = match items {
             [item] => (
-                message::entry_id(item),
                 CHANGED_TYPE,
                 format!(
                     "/apis/tg.azamaton.ru/v1/namespaces/{}/trackedfields/{}",
@@ -216,14 +216,13 @@ impl CloudEvent {
                 item.entry.subject.as_ref().map(ToString::to_string),
             ),
             _ => (
-                digest_id(items),
                 DIGEST_TYPE,
                 "/apis/tg.azamaton.ru/v1/trackedfields".into(),
                 None,
             ),
         };
         Self {
-            id,
+            id: event_id(items),
             kind,
             source,
             subject,
@@ -336,6 +335,14 @@ fn log_error(rendered: Result<String, String>) -> Option<String> {
             tracing::warn!(error, "body template failed; sending default data");
         })
         .ok()
+}
+
+/// Returns the id of an event with exactly these entries.
+fn event_id(items: &[OutgoingEntry]) -> String {
+    match items {
+        [item] => message::entry_id(item),
+        _ => digest_id(items),
+    }
 }
 
 /// Returns the id of a digest, which depends only on its entries, so that a receiver can recognise a repetition.

@@ -13,7 +13,7 @@ fn view() -> View {
 }
 
 fn rendered(source: &str, format: TokenFormat) -> Result<RenderedBody, String> {
-    Body::with_token(source, format)?.render(&view(), &[view()], "text")
+    Body::with_token(source, format)?.render("1", &view(), &[view()], "text")
 }
 
 /// Returns the body with `token`, as a receiver gets it.
@@ -133,7 +133,7 @@ fn token_outside_of_a_json_string_is_an_error() {
 #[test]
 fn values_cannot_contain_the_placeholder() {
     let body = Body::with_token("{{ value }} {{ token }}", TokenFormat::Other).unwrap();
-    let first = body.render(&view(), &[], "text").unwrap().to_string();
+    let first = body.render("1", &view(), &[], "text").unwrap().to_string();
     let (_, placeholder) = first.split_once(' ').unwrap();
     assert!(placeholder.starts_with(PLACEHOLDER));
     for value in [placeholder, CHECKED_PLACEHOLDER] {
@@ -141,7 +141,7 @@ fn values_cannot_contain_the_placeholder() {
             value: Some(value.into()),
             ..view()
         };
-        let second = body.render(&view, &[], "text").unwrap();
+        let second = body.render("1", &view, &[], "text").unwrap();
         let sent = second.with_token(Some(&"s3cr3t".into())).unwrap();
         assert_eq!(sent, format!("{value} s3cr3t"));
     }
@@ -197,7 +197,7 @@ fn limit_counts_the_token_itself() {
     let length = |text: usize, token: usize| {
         let text = "x".repeat(text);
         let token = "t".repeat(token).into();
-        body.render(&view(), &[], &text)
+        body.render("1", &view(), &[], &text)
             .unwrap()
             .with_token(Some(&token))
             .map(|body| body.len())
@@ -212,7 +212,9 @@ fn limit_counts_the_token_itself() {
         "{% for a in entries %}{% for b in entries %}{{ token }}{% endfor %}{% endfor %}",
         TokenFormat::Other,
     );
-    let many = many.unwrap().render(&view(), &vec![view(); 50], "text");
+    let many = many
+        .unwrap()
+        .render("1", &view(), &vec![view(); 50], "text");
     assert!(
         many.unwrap()
             .with_token(Some(&"t".repeat(8192).into()))
@@ -225,7 +227,7 @@ proptest! {
     #[test]
     fn receiver_reads_a_form_back(token in "[ -~]{1,60}", text in "\\PC{0,60}") {
         let body = Body::with_token("token={{ token }}&message={{ text | urlencode }}&b=2", TokenFormat::Form);
-        let body = body.unwrap().render(&view(), &[view()], &text).unwrap();
+        let body = body.unwrap().render("1", &view(), &[view()], &text).unwrap();
         let token_in_body = TokenFormat::Form.escape(&token).into();
         let form = body.with_token(Some(&token_in_body)).unwrap();
         let pairs: Vec<(String, String)> = form_urlencoded::parse(form.as_bytes()).into_owned().collect();

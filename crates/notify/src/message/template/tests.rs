@@ -15,7 +15,9 @@ fn view() -> View {
 }
 
 fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<String, String> {
-    Ok(Body::new(source)?.render(view, entries, text)?.to_string())
+    Ok(Body::new(source)?
+        .render("1", view, entries, text)?
+        .to_string())
 }
 
 #[rstest]

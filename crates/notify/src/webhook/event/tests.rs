@@ -161,6 +161,21 @@ fn digest_id_depends_on_its_entries() {
     insta::assert_snapshot!(id(&entries(3)), @"digest-8595101e9a05b7128018cec75e005bdc");
 }
 
+/// An alert with the key of another message would swallow this one.
+#[test]
+fn body_has_the_id_of_its_event() {
+    let hook = webhook(Some("{{ eventId }}"), None);
+    let test = MessageContent::Test {
+        namespace: "team",
+        name: "hook",
+        id: "test-1",
+    };
+    let test = CloudEvent::render(&hook, test, None, false);
+    for event in [test, render(&hook, &entries(1)), render(&hook, &entries(3))] {
+        assert_eq!(String::from_utf8_lossy(&event.body), event.id);
+    }
+}
+
 #[test]
 fn test_message_is_a_ready_event() {
     let content = MessageContent::Test {
