@@ -22,7 +22,7 @@ pub(super) fn sends<'a>(
     history: &'a [Entry],
     when: &'a When,
 ) -> impl Iterator<Item = Result<bool, String>> + 'a {
-    (0..history.len()).map(move |at| match history::newest(&history[..=at]) {
+    (0..history.len()).map(move |at| match history::newest_recorded(&history[..=at]) {
         Some((entry, _)) if is_quiet(entry) => Ok(false),
         Some((entry, previous)) if entry.merged.is_none() => when.evaluate(entry, previous),
         _ => Ok(true),

@@ -430,7 +430,7 @@ pub(crate) fn of_when(when: &Result<When, String>, history: &[Entry]) -> Option<
         }
         // The language has no types that could be checked without a change.
         Ok(when) => {
-            let (entry, previous) = history::newest(history)?;
+            let (entry, previous) = history::newest_recorded(history)?;
             // The expression does not decide about a quiet first value, which is the previous value of the next change.
             let is_quiet = entry.skipped == Some(Skipped::Initial);
             let previous = previous.or(is_quiet.then_some(entry));

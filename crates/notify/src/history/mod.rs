@@ -23,7 +23,7 @@ pub(crate) use limits::apply_limits;
 pub use limits::{HistoryLimits, ListLimits};
 pub use next::{HistoryChanges, Inputs, NewestState, next, observation, record};
 pub use outcome::{DeliveryOutcome, FailedEntries, mark};
-pub use previous::{newest, pending};
+pub use previous::{newest, newest_recorded, pending};
 pub use value::{Details, ObservedField, ObservedValue};
 
 #[cfg(test)]

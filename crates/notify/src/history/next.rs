@@ -12,7 +12,7 @@ use qm_core::time::whole_seconds;
 use super::expiry::set_suspended;
 use super::limits::{HistoryLimits, apply_limits};
 use super::outcome::{DeliveryOutcome, FailedEntries, mark};
-use super::previous::previous;
+use super::previous::preceding;
 use super::value::{Details, ObservedField, ObservedValue};
 use crate::when::When;
 
@@ -140,7 +140,7 @@ fn skip(history: &mut History, new: usize, when: &Result<When, String>) -> (usiz
         }
         let sends = when
             .as_ref()
-            .map(|when| when.evaluate(entry, previous(before, entry)));
+            .map(|when| when.evaluate(entry, preceding(before, entry)));
         match sends {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => {

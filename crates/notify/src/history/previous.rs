@@ -13,17 +13,27 @@ pub fn pending(history: &[Entry]) -> impl Iterator<Item = (&Entry, Option<&Entry
     pending.map(|(at, entry)| (entry, previous(&history[..at], entry)))
 }
 
+/// Returns the newest entry, with the preceding one of the same subject, whatever became of its message. This is the rule
+/// of `when`, which compares recorded values.
+pub fn newest_recorded(history: &[Entry]) -> Option<(&Entry, Option<&Entry>)> {
+    let (newest, before) = history.split_last()?;
+    Some((newest, preceding(before, newest)))
+}
+
 /// Returns the newest entry, with the preceding one by the rule of [`pending`].
 pub fn newest(history: &[Entry]) -> Option<(&Entry, Option<&Entry>)> {
     let (newest, before) = history.split_last()?;
     Some((newest, previous(before, newest)))
 }
 
-/// Returns the entry with the previous value. Entries that Quartermaster did not write have no subject, and count for
-/// any.
-pub(super) fn previous<'a>(before: &'a [Entry], entry: &Entry) -> Option<&'a Entry> {
-    before.last().filter(|before| {
-        (before.subject.is_none() || before.subject == entry.subject)
-            && before.delivery != Some(Delivery::Failed)
-    })
+fn previous<'a>(before: &'a [Entry], entry: &Entry) -> Option<&'a Entry> {
+    preceding(before, entry).filter(|before| before.delivery != Some(Delivery::Failed))
+}
+
+/// Returns the preceding entry of the same subject. Entries that Quartermaster did not write have no subject, and count
+/// for any.
+pub(super) fn preceding<'a>(before: &'a [Entry], entry: &Entry) -> Option<&'a Entry> {
+    before
+        .last()
+        .filter(|before| before.subject.is_none() || before.subject == entry.subject)
 }

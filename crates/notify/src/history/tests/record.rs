@@ -708,6 +708,18 @@ fn change_for_which_when_is_false_is_skipped_and_the_next_previous() {
     assert_eq!(sent[0], (Some("3"), Some("1")));
     assert_eq!(sent[1], (Some("x"), Some("2")));
 
+    // The receiver never got "5", but the value was recorded.
+    let mut failed = changes.history.clone();
+    failed[4].delivery = Some(Delivery::Failed);
+    let lower = Entry {
+        id: Some("4".into()),
+        ..observed(at(2), present("a", "4"), None)
+    };
+    let changes_after = recorded(&failed, &when, &[lower]);
+    let last = changes_after.history.last().unwrap();
+    assert_eq!((last.skipped, last.delivery), skip);
+    assert_eq!(changes_after.when_errors, 0);
+
     // A later expression touches no entry.
     let none = When::parse("false");
     assert!(!recorded(&changes.history, &none, &[]).changed);
