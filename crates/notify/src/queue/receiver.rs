@@ -17,6 +17,9 @@ pub(super) const FAILING_FROM: u32 = 2;
 /// Minimum length of a pause that is reported at once.
 const REPORTED_PAUSE: Duration = Duration::from_secs(30);
 
+/// Beginning of the text about such a pause.
+const PAUSE: &str = " (the receiver asks for a pause of ";
+
 /// Receiver of one configuration of a contact point.
 pub(super) struct Receiver {
     /// The endpoint; none while the contact point is suspended or its Secrets cannot be read. The receiver's state
@@ -147,10 +150,7 @@ impl Receiver {
         } else {
             // The status reports a pause of this length at once.
             self.failures = self.failures.max(FAILING_FROM);
-            format!(
-                "{message} (the receiver asks for a pause of {} s)",
-                requested.as_secs()
-            )
+            format!("{message}{PAUSE}{} s)", requested.as_secs())
         };
         self.not_before = Some(now + delay.max(requested).min(LONGEST_PAUSE));
         // A single failure of a stopped receiver is not reported: the cause of the stop may persist.
@@ -242,7 +242,8 @@ impl Receiver {
 fn is_same_failure(one: &ReceiverState, other: &ReceiverState) -> bool {
     match (one, other) {
         (ReceiverState::Retrying(one), ReceiverState::Retrying(other)) => {
-            without_quote(one) == without_quote(other)
+            let ((one, pause), (other, other_pause)) = (split_pause(one), split_pause(other));
+            pause == other_pause && without_quote(one) == without_quote(other)
         }
         (
             ReceiverState::Stopped { reason, message },
@@ -253,6 +254,11 @@ fn is_same_failure(one: &ReceiverState, other: &ReceiverState) -> bool {
         ) => reason == other_reason && without_quote(message) == without_quote(other),
         _ => one == other,
     }
+}
+
+/// Splits off the pause for which the receiver asks, which is reported even if nothing else is new.
+fn split_pause(message: &str) -> (&str, &str) {
+    message.rsplit_once(PAUSE).unwrap_or((message, ""))
 }
 
 /// Splits off the receiver's own text, in parentheses after the status code: a new text alone is not reported.

@@ -338,6 +338,24 @@ fn long_pause_and_a_new_problem_of_a_fixed_receiver_are_reported() {
         queue.queues.failing(&key("p")).unwrap(),
         "too many requests (the receiver asks for a pause of 3600 s)"
     );
+    // The same error with another pause is news, too.
+    queue.now += Duration::from_hours(1);
+    for (seconds, expected) in [
+        (None, "too many requests (429)"),
+        (
+            Some(60),
+            "too many requests (429) (the receiver asks for a pause of 60 s)",
+        ),
+        (None, "too many requests (429)"),
+    ] {
+        let request = queue.start().unwrap();
+        let after = seconds.map(Duration::from_secs);
+        let message = "too many requests (429)".into();
+        let affected = queue.respond(&request, Err(SendError::Retry { message, after }));
+        assert!(affected.point);
+        assert_eq!(queue.queues.failing(&key("p")).unwrap(), expected);
+        queue.now += Duration::from_hours(1);
+    }
 
     let mut queue = TestQueue::open();
     queue.enqueue("a", &["1"]);
