@@ -92,6 +92,8 @@ impl Dns {
         let (config, options) = self.settings(&read(&self.resolv_conf).await?)?;
         let resolver = Resolver::builder_with_config(config, TokioRuntimeProvider::default())
             .with_options(options);
+        // Unlike `Name::from_utf8`, this accepts an underscore within a label.
+        let name = Name::from_str_relaxed(name).map_err(io::Error::other)?;
         let found = resolver
             .build()
             .map_err(io::Error::other)?

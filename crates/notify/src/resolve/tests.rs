@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 
 use rstest::rstest;
+use tokio::net::UdpSocket;
 use tokio::time::sleep;
 
 use super::*;
@@ -215,6 +216,24 @@ fn invalid_resolv_conf_is_an_error() {
     ] {
         let _ = Dns::default().settings(bytes);
     }
+}
+
+/// The name of a host has no underscore, but that of a service may have one.
+#[tokio::test]
+async fn name_with_an_underscore_is_looked_up() {
+    let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let dns = Dns {
+        resolv_conf: "/no/such/file".into(),
+        port: server.local_addr().unwrap().port(),
+        ..Dns::default()
+    };
+    let lookup = tokio::spawn(async move { dns.query("a_b.test.").await });
+    let mut query = [0; 512];
+    let received = timeout(Duration::from_mins(1), server.recv_from(&mut query));
+    let (length, _) = received.await.unwrap().unwrap();
+    let mut parts = query[..length].windows(9);
+    assert!(parts.any(|part| part == b"\x03a_b\x04test"));
+    lookup.abort();
 }
 
 #[tokio::test]
