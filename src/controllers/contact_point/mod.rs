@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -70,11 +70,16 @@ pub(crate) struct ContactPoints<T> {
     pub(super) configs: Mutex<HashMap<ObjectKey, QueueConfig>>,
 }
 
+/// Time in which most receivers answer. An earlier report that the answer is awaited would only cause writes.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+
 /// Configuration of a queue.
 pub(crate) struct QueueConfig {
     /// UID of the `ContactPoint`.
     uid: Option<String>,
     tested: LastTest,
+    /// When the queue got this configuration.
+    since: Instant,
     requested_at: Option<String>,
     digest_delay: Duration,
     /// Whether the queue may send.
@@ -103,13 +108,13 @@ impl<T: Transport> ContactPoints<T> {
     }
 
     /// Configures the queue, unless the queue already has this configuration. Requests the test message that the
-    /// annotation asks for.
+    /// annotation asks for. Also returns when the queue got the configuration.
     fn configure(
         &self,
         key: &ObjectKey,
         point: &ContactPoint,
         resolved: ResolvedEndpoint,
-    ) -> LastTest {
+    ) -> (LastTest, Instant) {
         let tested = LastTest {
             spec: status::digest(&point.spec),
             secrets: resolved.secrets,
@@ -119,12 +124,14 @@ impl<T: Transport> ContactPoints<T> {
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
         let mut configs = self.configs();
         let known = configs.get(key);
-        if known.is_none_or(|known| {
-            !known.is_open
-                || known.tested != tested
-                || known.uid != point.uid()
-                || known.digest_delay != digest_delay
-        }) {
+        let same = known.filter(|known| {
+            known.is_open
+                && known.tested == tested
+                && known.uid == point.uid()
+                && known.digest_delay == digest_delay
+        });
+        let since = same.map_or_else(Instant::now, |same| same.since);
+        if same.is_none() {
             let initial_state = initial_state(point.status.as_ref(), &tested, known.is_none());
             let test = test_message(point, &tested);
             self.outbox
@@ -142,13 +149,14 @@ impl<T: Transport> ContactPoints<T> {
             QueueConfig {
                 uid: point.uid(),
                 tested: tested.clone(),
+                since,
                 requested_at,
                 digest_delay,
                 is_open: true,
                 failing,
             },
         );
-        tested
+        (tested, since)
     }
 
     /// Wakes the sets of the namespace if messages fail for another cause than at the last reconcile. The sets report
@@ -316,7 +324,7 @@ impl<T: Transport> Controller for ContactPoints<T> {
                 });
             }
         };
-        let tested = self.configure(&key, &point, resolved);
+        let (tested, since) = self.configure(&key, &point, resolved);
         let failing = self.outbox.failing(&key);
         self.wake_sets_on_new_cause(&key, failing.as_deref());
         let outcome = status::answered(
@@ -328,6 +336,11 @@ impl<T: Transport> Controller for ContactPoints<T> {
         );
         if let Some(test) = self.outbox.requested_test(&key) {
             status::set_requested_test(&mut cx.status, test);
+        }
+        if outcome.reason == status::PROGRESSING
+            && let Some(left) = ANSWER_TIME.checked_sub(since.elapsed())
+        {
+            return Ok(Outcome::unchanged().requeue(Requeue::After(left)));
         }
         // Jitter spreads the reads of the Secrets.
         let reread = self.reread.mul_f64(rand::random_range(1.0..1.2));
