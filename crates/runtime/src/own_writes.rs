@@ -75,7 +75,10 @@ impl<K: ReconciledKind> OwnWrites<K> {
     pub fn newest(&self, key: &ObjectKey, cached: Arc<K>) -> Arc<K> {
         let mut objects = self.objects();
         match objects.get(key) {
-            Some(own) if own.uid() == cached.uid() && newer(own.as_ref(), cached.as_ref()) => {
+            Some(own)
+                if own.uid() == cached.uid()
+                    && (newer(own.as_ref(), cached.as_ref()) || is_deleted(own.as_ref())) =>
+            {
                 Arc::clone(own)
             }
             _ => {
@@ -140,6 +143,12 @@ impl<K: ReconciledKind> Drop for WriteGuard<'_, K> {
             self.own_writes.trigger.wake(self.key);
         }
     }
+}
+
+/// Returns whether the write that led to this state deleted the object, by the removal of its last finalizer. The
+/// apiserver answers such a write with the version from before.
+fn is_deleted(object: &impl Resource) -> bool {
+    object.meta().deletion_timestamp.is_some() && object.finalizers().is_empty()
 }
 
 fn newer(one: &impl Resource, other: &impl Resource) -> bool {
@@ -242,6 +251,30 @@ mod tests {
         assert!(!is_known("7", json!({ "a": { "b": 1 }, "d": 1 })));
         own_writes.forget(&key);
         assert!(!is_known("8", json!({ "a": { "b": 1 }, "d": 1 })));
+    }
+
+    #[test]
+    fn removal_of_the_last_finalizer_is_known_although_the_version_stays() {
+        let (own_writes, key) = (OwnWrites::new(Trigger::default()), ObjectKey::new("a", "x"));
+        let terminating = |finalizers: &[&str]| {
+            let metadata = json!({ "uid": "1", "resourceVersion": "7", "finalizers": finalizers,
+                "deletionTimestamp": "2026-01-01T00:00:00Z" });
+            Widget {
+                metadata: serde_json::from_value(metadata).unwrap(),
+                ..Widget::default()
+            }
+        };
+        for left in [&[][..], &["another"]] {
+            own_writes.record(&key, terminating(left));
+            let cached = Arc::new(terminating(&["another", "own"]));
+            let newest = own_writes.newest(&key, Arc::clone(&cached));
+            assert_eq!(newest.finalizers() == left, left.is_empty());
+        }
+        own_writes.record(&key, terminating(&[]));
+        assert_eq!(
+            own_writes.newest(&key, Arc::new(object("2", "8"))).uid(),
+            Some("2".into())
+        );
     }
 
     #[test]
