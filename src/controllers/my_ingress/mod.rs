@@ -2,7 +2,7 @@
 //!
 //! A reconcile takes the steps that [`plan::next`] derives from the observed state, one after the other, until no step
 //! is left. Then [`report::report`] computes the condition and the status from the observed state. A reconcile that the
-//! rate limits of AWS calls delay leaves the remaining changes of listeners to the next one.
+//! rate limits of AWS calls delay leaves the remaining listeners to the next one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use qm_api::MyIngress;
 use qm_api::my_ingress::{Alb, GROUP, MyIngressStatus};
 use qm_aws::elb::Elb;
 use qm_aws::{Aws, AwsError, AwsMetrics};
-use qm_core::kind::{DelegatedAccess, EVENTS, KindInfo, Permission};
+use qm_core::kind::{DelegatedAccess, EVENTS, Kind as _, KindInfo, Permission};
+use qm_core::readiness::NOT_OBSERVED;
 use qm_runtime::controller::{Context, Controller};
 use qm_runtime::error::{Error, Result};
 use qm_runtime::manager::Manager;
@@ -32,6 +33,7 @@ use self::execute::{Executor, StepError, read_error};
 use self::namesakes::Namesakes;
 use self::observe::{Observed, now};
 use self::report::report;
+use self::status::{CREATING, MyIngressReadiness};
 use self::step::Step;
 use self::tags::{CLUSTER_NAMESPACE, OwnershipTags};
 use self::warnings::Warnings;
@@ -200,13 +202,12 @@ impl<A: Aws> MyIngresses<A> {
         let mut observed = Observed::new(Arc::clone(&object), self.consistency_window);
         while let Some(step) = plan::next(&desired, &observed) {
             // A reconcile that has changed nothing would end at the same step again.
-            if step.changes_listeners()
-                && observed.done.iter().any(Step::changes_listeners)
+            if step.changes_listeners_or_tags()
+                && observed.done.iter().any(Step::changes_listeners_or_tags)
                 && Instant::now() >= deadline
             {
                 keep_draft(cx, &observed);
-                let at_once = Requeue::After(Duration::ZERO);
-                return Ok(Some(Outcome::unchanged().requeue(at_once)));
+                return Ok(Some(late_outcome(&cx.object, &observed)));
             }
             let executed = self.executor.execute(cx, &desired, &mut observed, &step);
             match executed.await {
@@ -258,6 +259,18 @@ impl<A: Aws> MyIngresses<A> {
         };
         self.cluster.get_or_try_init(read).await.map(String::as_str)
     }
+}
+
+/// Returns the outcome of a reconcile that leaves steps to the next one. A condition of the current spec stays, except
+/// that AWS does not show the load balancer yet.
+fn late_outcome(object: &MyIngress, observed: &Observed) -> Outcome {
+    let at_once = Requeue::After(Duration::ZERO);
+    let (_, reason) = object.readiness();
+    if ![NOT_OBSERVED, CREATING].contains(&reason) {
+        return Outcome::unchanged().requeue(at_once);
+    }
+    let is_deleted = object.metadata.deletion_timestamp.is_some();
+    MyIngressReadiness::late(observed.alb(), is_deleted).outcome(at_once)
 }
 
 /// Fills the draft of the status at the end of a reconcile with steps left.

@@ -15,7 +15,7 @@ use crate::controllers::reasons::OUT_OF_SCOPE;
 
 /// The operator has requested a load balancer that AWS does not show yet.
 pub(crate) const CREATING: &str = "Creating";
-/// AWS creates the load balancer.
+/// AWS creates the load balancer, or the operator has not changed all listeners yet.
 pub(crate) const PROVISIONING: &str = "Provisioning";
 /// The load balancer works, but cannot grow.
 const IMPAIRED: &str = "ActiveImpaired";
@@ -111,6 +111,17 @@ impl MyIngressReadiness {
     pub fn creating(alb: Option<Alb>) -> Self {
         let message = "the load balancer was requested, and AWS does not show it yet";
         Self::not_ready(Some(alb.unwrap_or_default()), CREATING, message)
+    }
+
+    /// Returns the readiness of an object whose listeners or target groups the next reconcile continues to change.
+    pub(crate) fn late(alb: Option<Alb>, is_deleted: bool) -> Self {
+        let message = "the operator handles the listeners one after the other, as fast as it may send requests to AWS";
+        let reason = if is_deleted {
+            TERMINATING
+        } else {
+            PROVISIONING
+        };
+        Self::not_ready(alb, reason, message)
     }
 
     pub fn rejected(alb: Option<Alb>, error: &AwsError) -> Self {

@@ -60,11 +60,12 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Returns whether the step changes a listener or a target group in AWS, apart from tags.
-    pub(crate) fn changes_listeners(&self) -> bool {
+    /// Returns whether the step changes a listener or a target group in AWS, or adds tags to a resource.
+    pub(crate) fn changes_listeners_or_tags(&self) -> bool {
         matches!(
             self,
-            Self::CreateTargetGroup(..)
+            Self::AddTags(..)
+                | Self::CreateTargetGroup(..)
                 | Self::SetHealthCheck(..)
                 | Self::RegisterTargets(..)
                 | Self::DeregisterTargets(..)

@@ -9,6 +9,7 @@ use qm_aws::{AwsError, Tags};
 use qm_runtime::ObjectKey;
 use qm_runtime::error::Class;
 use qm_runtime::outcome::{Progress, Requeue};
+use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::super::tags::CLUSTER;
@@ -164,11 +165,16 @@ async fn late_reconcile_leaves_listeners_to_the_next_one() {
     };
     let mut world = new();
     // Each listener needs a target group, targets and the listener itself.
-    for _ in 0..8 {
+    for number in 0..8 {
         let outcome = world.reconcile_within(Duration::ZERO).await.unwrap();
-        assert_eq!(outcome.progress, Progress::Unchanged, "{outcome:?}");
+        let progress = match number {
+            0 => Progress::InProgress,
+            _ => Progress::Unchanged,
+        };
+        assert_eq!(outcome.progress, progress, "{outcome:?}");
         assert_eq!(outcome.requeue, Requeue::After(Duration::ZERO));
         let (status, created) = (&world.object["status"], world.aws.load_balancer.as_ref());
+        assert_eq!(status["conditions"][0]["reason"], "Provisioning");
         assert_eq!(status["alb"]["arn"], created.unwrap().arn);
         assert_eq!(status["listeners"].as_array().unwrap().len(), 3);
     }
@@ -182,6 +188,47 @@ async fn late_reconcile_leaves_listeners_to_the_next_one() {
         .await
         .unwrap();
     assert_eq!(outcome.reason, "Provisioning");
+}
+
+/// A condition of the current spec stays.
+#[rstest]
+#[case::current_spec(1, Progress::Unchanged)]
+#[case::older_spec(2, Progress::InProgress)]
+#[tokio::test]
+async fn late_reconcile_leaves_tags_to_the_next_one(
+    #[case] generation: i64,
+    #[case] progress: Progress,
+) {
+    let mut world = World::new();
+    let outcome = world.reconcile_within(Duration::ZERO).await.unwrap();
+    assert_eq!(outcome.reason, "Ready");
+    world.object["metadata"]["generation"] = json!(generation);
+    for arn in [LISTENER, GROUP] {
+        world.aws.tags.get_mut(arn).unwrap().remove("ManagedBy");
+    }
+    let outcome = world.reconcile_within(Duration::ZERO).await.unwrap();
+    let at_once = Requeue::After(Duration::ZERO);
+    assert_eq!((outcome.progress, outcome.requeue), (progress, at_once));
+    let outcome = world.reconcile_within(Duration::ZERO).await.unwrap();
+    assert_eq!(outcome.reason, "Ready");
+    for arn in [LISTENER, GROUP] {
+        assert_eq!(world.aws.tags[arn], owner_tags());
+    }
+}
+
+#[tokio::test]
+async fn late_deletion_is_reported() {
+    let mut world = World::new();
+    world.listen(
+        "arn:aws:elb:eu-1:1:listener-81",
+        "arn:aws:elb:eu-1:1:group-81",
+        81,
+    );
+    world.delete();
+    let outcome = world.reconcile_within(Duration::ZERO).await.unwrap();
+    assert_eq!(outcome.reason, "Terminating");
+    assert_eq!(outcome.requeue, Requeue::After(Duration::ZERO));
+    assert_eq!(world.aws.groups.len(), 1);
 }
 
 /// The operator does not keep the note about a removed node for as long as AWS rejects another listener.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use http::{Method, Request, Response};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
 use kube::client::Body;
 use qm_api::MyIngress;
@@ -24,7 +25,7 @@ use qm_runtime::controller::{Context, KindContext};
 use qm_runtime::error::{Class, Error};
 use qm_runtime::events::Events;
 use qm_runtime::objects::Objects;
-use qm_runtime::outcome::{Outcome, Requeue};
+use qm_runtime::outcome::{Outcome, Progress, Requeue};
 use qm_runtime::ownership::Owner;
 use qm_runtime::trigger::Trigger;
 use qm_runtime::watch::Index;
@@ -643,7 +644,7 @@ impl World {
         let reconciled = self.reconcile().await;
         if let Some(report) = &reconciled.report {
             let object: MyIngress = from_value(self.object.clone()).unwrap();
-            let time = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now());
+            let time = Time(now());
             let mut status = object.status.unwrap_or_default();
             report
                 .readiness
@@ -655,7 +656,8 @@ impl World {
         reconciled
     }
 
-    /// Reconciles once with the loop of the controller and this timeout, and stores the status.
+    /// Reconciles once with the loop of the controller and this timeout, and stores the status with
+    /// the condition of the outcome.
     pub(crate) async fn reconcile_within(&mut self, timeout: Duration) -> Result<Outcome, Error> {
         let object: MyIngress = from_value(self.object.clone()).unwrap();
         let aws = FakeAws(Arc::new(Mutex::new(self.aws.clone())));
@@ -679,6 +681,13 @@ impl World {
         self.warnings = ingresses.executor.warnings;
         self.aws = state.lock().unwrap().clone();
         self.object = stored.lock().unwrap().clone();
+        if let Ok(Some(outcome)) = &result
+            && outcome.progress != Progress::Unchanged
+        {
+            let generation = cx.object.metadata.generation.unwrap();
+            let (condition, time) = (outcome.condition(), Time(now()));
+            MyIngress::set_ready_condition(&mut cx.status, &condition, generation, time);
+        }
         self.object["status"] = to_value(&cx.status).unwrap();
         result.map(Option::unwrap)
     }

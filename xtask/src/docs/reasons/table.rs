@@ -255,7 +255,7 @@ pub const REASONS: &[Reason] = &[
 
     // AWS.
     reason("Creating", &[MI], "The operator requested the load balancer, and AWS does not show it yet.", Poll, "Wait."),
-    reason("Provisioning", &[MI], "AWS creates the load balancer, which takes 2 to 5 minutes.", Poll, "Wait."),
+    reason("Provisioning", &[MI], "AWS creates the load balancer, which takes 2 to 5 minutes, or the operator has not changed all listeners yet.", Poll, "Wait."),
     reason("TargetsInitial", &[MI], "AWS has not finished the first health checks of the targets.", Poll, "Wait."),
     reason("Terminating", &[MI], "The MyIngress is being deleted, and AWS has not deleted its load balancer yet.", Poll, "Wait."),
     reason("TargetsUnhealthy", &[MI], "No target of a listener is healthy. The message has AWS's reason.", Poll, "Let the security group in the message reach the node port, and answer 200 at `healthCheckPath`."),
