@@ -720,10 +720,11 @@ mod tests {
             .retry_config(RetryConfig::standard())
             .build();
         let Clients { elb, sts, .. } = Clients::new(config, "us-east-1".into());
-        let of = [elb.config().retry_config(), sts.config().retry_config()];
+        let configs = [elb.config().retry_config(), sts.config().retry_config()];
         assert!(
-            of.iter()
-                .all(|it| it.is_some_and(|it| it.max_attempts() == 1))
+            configs
+                .iter()
+                .all(|config| config.is_some_and(|it| it.max_attempts() == 1))
         );
     }
 
