@@ -38,7 +38,7 @@ const PURPOSES: &[(&str, &str)] = &[
     ("events", "Reports changes."),
     ("horizontalpodautoscalers", "Writes those that it owns or adopts."),
     ("ingresses", "Writes those that it owns or adopts."),
-    ("namespaces", "Selects namespaces by label, and reads the UID of the cluster from `kube-system`, the only one that it may `get`. Watches metadata only."),
+    ("namespaces", "Selects namespaces by label, and reads the UID of the cluster from `kube-system`, the only namespace that the operator may `get`. Watches metadata only."),
     ("nodes", "Finds out whether the node of a Pod still exists, and which instances listeners lead to."),
     ("pods", "Writes those that it owns or adopts, and reads why a Pod does not run."),
     ("secrets", "Reads the Secrets that a ContactPoint names, one by one. It can neither list nor watch them."),
