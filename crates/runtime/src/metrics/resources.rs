@@ -48,7 +48,7 @@ impl Collector for ResourceCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let help = "Objects by status and reason of their Ready condition. While the status is not of the current spec, the reason \
-                    is NotObserved, or Terminating if the object is being deleted. Beyond 64 reasons, it is Other. A kind that is \
+                    is NotObserved, or Terminating if the object is being deleted. Beyond 64 reasons, the reason is Other. A kind that is \
                     not served has no series.";
         let mut family = encoder.encode_descriptor("resources", help, None, MetricType::Gauge)?;
         for (controller, count) in &*counts {
