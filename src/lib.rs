@@ -25,7 +25,7 @@ pub const PROGRAM: Program = Program {
         replace_crds: Some(REPLACE_CRDS),
         select_controllers: "--controllers",
         // Each install has its own prefix.
-        metrics_reader_role: Some("the ClusterRole ...-metrics-reader of this install"),
+        metrics_reader_hint: Some("the ClusterRole ...-metrics-reader of this install"),
     },
     ..Program::new("quartermaster", env!("CARGO_PKG_VERSION"))
 };

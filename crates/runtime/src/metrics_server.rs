@@ -33,7 +33,7 @@ pub async fn server(
     let certificate = Certificate::open(certificate, settings.program.name).await?;
     let auth = MetricsAuth::new(
         client::unfenced(kubernetes, &settings.program, metrics.clone())?,
-        settings.program.hints.metrics_reader_role,
+        settings.program.hints.metrics_reader_hint,
         &settings.timings,
     );
     let (handler, timings) = (handler(metrics), settings.timings.clone());

@@ -31,7 +31,7 @@ pub struct Hints {
     /// Flag or setting that selects the controllers.
     pub select_controllers: &'static str,
     /// Phrase that names the `ClusterRole` that grants reading the metrics.
-    pub metrics_reader_role: Option<&'static str>,
+    pub metrics_reader_hint: Option<&'static str>,
 }
 
 impl Program {
@@ -44,7 +44,7 @@ impl Program {
             hints: Hints {
                 replace_crds: None,
                 select_controllers: "the settings",
-                metrics_reader_role: None,
+                metrics_reader_hint: None,
             },
         }
     }

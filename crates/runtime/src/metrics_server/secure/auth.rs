@@ -28,7 +28,7 @@ pub(crate) const PATH: &str = "/metrics";
 pub struct MetricsAuth {
     reviews: ReviewClient,
     /// Phrase that names the `ClusterRole` that grants reading the metrics, for messages.
-    reader_role: Option<&'static str>,
+    reader_hint: Option<&'static str>,
     users: AuthCache<Result<UserInfo, AuthError>>,
     allowed: AuthCache<Result<(), AuthError>>,
     authentication_ttl: Duration,
@@ -44,7 +44,7 @@ enum AuthError {
     /// The user lacks the permission.
     Forbidden {
         user: String,
-        reader_role: Option<&'static str>,
+        reader_hint: Option<&'static str>,
     },
     /// The apiserver does not answer reviews.
     NoReview,
@@ -60,13 +60,13 @@ impl fmt::Display for AuthError {
                 "send the token of a ServiceAccount that may read metrics (Authorization: Bearer TOKEN); kubectl create \
                  token NAME prints one"
             ),
-            Self::Forbidden { user, reader_role } => {
+            Self::Forbidden { user, reader_hint } => {
                 write!(
                     f,
                     "user {user:?} may not get {PATH}: bind the user to a ClusterRole with nonResourceURLs [{PATH}] and \
                      verbs [get]"
                 )?;
-                reader_role.map_or(Ok(()), |role| write!(f, ", such as {role}"))
+                reader_hint.map_or(Ok(()), |hint| write!(f, ", such as {hint}"))
             }
             Self::NoReview => write!(
                 f,
@@ -99,10 +99,10 @@ impl AuthError {
 
 impl MetricsAuth {
     /// Creates a check with empty caches. `client` must be able to write without the lease, because standbys serve the
-    /// metrics too. `reader_role` names the `ClusterRole` that messages recommend.
+    /// metrics too. `reader_hint` is the phrase that names the `ClusterRole` in messages.
     pub fn new(
         client: Client,
-        reader_role: Option<&'static str>,
+        reader_hint: Option<&'static str>,
         timings: &RuntimeTimings,
     ) -> Self {
         Self {
@@ -111,7 +111,7 @@ impl MetricsAuth {
                 token_reviews_fail: Arc::default(),
                 access_reviews_fail: Arc::default(),
             },
-            reader_role,
+            reader_hint,
             users: AuthCache::new(),
             allowed: AuthCache::new(),
             authentication_ttl: timings.metrics_authentication_ttl,
@@ -154,9 +154,9 @@ impl MetricsAuth {
         let access = access(user);
         // Plain strings serialize without an error.
         let question = serde_json::to_vec(&access).unwrap_or_default();
-        let (reviews, reader_role) = (self.reviews.clone(), self.reader_role);
+        let (reviews, reader_hint) = (self.reviews.clone(), self.reader_hint);
         let with_ttl = self.with_ttl(self.authorized_ttl);
-        let ask = || async move { with_ttl(reviews.authorize(access, reader_role).await) };
+        let ask = || async move { with_ttl(reviews.authorize(access, reader_hint).await) };
         self.allowed
             .answer(&question, ask)
             .await
@@ -250,7 +250,7 @@ impl ReviewClient {
     async fn authorize(
         &self,
         access: SubjectAccessReviewSpec,
-        reader_role: Option<&'static str>,
+        reader_hint: Option<&'static str>,
     ) -> Result<(), AuthError> {
         let user = access.user.clone().unwrap_or_default();
         let review = SubjectAccessReview {
@@ -261,7 +261,7 @@ impl ReviewClient {
         if answer.status.is_some_and(|status| status.allowed) {
             Ok(())
         } else {
-            Err(AuthError::Forbidden { user, reader_role })
+            Err(AuthError::Forbidden { user, reader_hint })
         }
     }
 
