@@ -160,7 +160,8 @@ pub fn suspended(status: &mut ContactPointStatus, spec: &str) -> Outcome {
     Outcome::suspended(message).event(EventPolicy::OnMessage)
 }
 
-/// Fills the draft of a status of a contact point with an obstacle, which may be ready afterwards without a test message.
+/// Records in the draft whether the contact point was ready before the obstacle, and so may be ready again without a test
+/// message.
 /// `spec` is the spec's [`digest`].
 pub(crate) fn remember_readiness(status: &mut ContactPointStatus, spec: &str) {
     status.migrated_to_chat_id = migrated(Some(status), spec);

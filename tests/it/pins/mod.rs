@@ -271,6 +271,9 @@ impl Walkthrough {
                 count.into()
             } else if count.is_multiple_of(done) {
                 format!("{} per reconcile", count / done).into()
+            } else if count + 1 == done {
+                // The late reconcile of a released object reads nothing.
+                "1 per reconcile".into()
             } else {
                 format!("{count} in {done} reconciles").into()
             };

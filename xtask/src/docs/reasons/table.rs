@@ -146,7 +146,7 @@ pub const REASONS: &[Reason] = &[
     reason("NothingMatches", &[SET], "No resource matches. `Ready` is True.", On("a matching resource is created"), "Nothing, or correct `spec.target`: `quartermaster matches` shows what a set selects."),
     reason("Suspended", &[CP], "`spec.suspend` is true. The operator sends nothing, and messages wait.", Idle, "Set `spec.suspend` to false."),
     reason("Suspended", &[TF], "`spec.suspend` is true. The operator records changes and sends none.", Idle, "Set `spec.suspend` to false."),
-    reason("Suspended", &[SET], "With `spec.suspend`, the operator changes no TrackedField. With `spec.template.suspend`, it records changes and sends none.", Idle, "Set the field that the message names to false."),
+    reason("Suspended", &[SET], "With `spec.suspend`, the operator changes no TrackedField. With `spec.template.suspend`, the operator records changes and sends none.", Idle, "Set the field that the message names to false."),
     reason("Suspended", &[SYNC, MA, APP, MI], "`spec.suspend` is true. The operator changes nothing.", Idle, "Set `spec.suspend` to false."),
     reason("Progressing", &[CP], "After a suspension or a problem, the operator waits for the receiver's answer to the next message. The rate limits of Telegram may delay that message.", Text("it continues by itself"), "Wait."),
     reason("Progressing", &[SET], "The operator lists the resources, or creates TrackedFields.", Text("it continues by itself"), "Wait."),
