@@ -5,6 +5,7 @@
 //! While the watch of the resource fails or lists, a missing name proves nothing, so the set deletes no child.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -184,8 +185,8 @@ impl<T: Transport> Controller for TrackedFieldSets<T> {
         // Writes that hang end before the runtime drops the reconcile, and the results of the others with it.
         let deadline = Instant::now() + self.targets.timeout * 5 / 6;
         let resolved = match self.select(cx).await {
-            Ok(Ok(resolved)) => resolved,
-            Ok(Err(outcome)) => return Ok(self.unplanned(cx, outcome)),
+            Ok(Continue(resolved)) => resolved,
+            Ok(Break(outcome)) => return Ok(self.unplanned(cx, outcome)),
             Err(Error::WithOutcome { outcome, error }) => {
                 return Err(error.with_outcome(self.unplanned(cx, *outcome)));
             }
@@ -356,26 +357,31 @@ impl<T: Transport> TrackedFieldSets<T> {
     }
 
     /// Selects the resources of a set. Returns the outcome instead if the set cannot be compared with its children.
-    async fn select(&self, cx: &mut Context<TrackedFieldSet>) -> Result<Result<Resolved, Outcome>> {
+    async fn select(
+        &self,
+        cx: &mut Context<TrackedFieldSet>,
+    ) -> Result<ControlFlow<Outcome, Resolved>> {
         let set = Arc::clone(&cx.object);
         if let Err(message) = set.spec.check_size() {
-            return Ok(Err(Outcome::failed(SPEC_INVALID, message)));
+            return Ok(Break(Outcome::failed(SPEC_INVALID, message)));
         }
         if let Err(outcome) = status::check(&set.spec).and_then(|()| self.check_scope(&set)) {
-            return Ok(Err(outcome));
+            return Ok(Break(outcome));
         }
         if let Some(why) = self.tracked_fields_cache.unavailable(&cx.key.namespace) {
-            return Ok(Err(status::fields_not_served(&why).requeue(Requeue::Poll)));
+            return Ok(Break(
+                status::fields_not_served(&why).requeue(Requeue::Poll),
+            ));
         }
         let resolved = match self.resolve(&set).await {
             Ok(resolved) => resolved,
             Err(TrackError { waiting, error }) => {
-                return status::blocked(&waiting, error).map(Err);
+                return status::blocked(&waiting, error).map(Break);
             }
         };
         let resource = ResourceName::from(&resolved.resource);
         if let Grant::Missing(message) = self.targets.grants.of(&resource) {
-            return Ok(Err(Outcome::failed(FORBIDDEN, message)));
+            return Ok(Break(Outcome::failed(FORBIDDEN, message)));
         }
         let selection = match Selection::new(
             &set.spec.target,
@@ -385,7 +391,7 @@ impl<T: Transport> TrackedFieldSets<T> {
         ) {
             Ok(selection) => selection,
             Err(error @ SelectionError::SelectorInvalid(_)) => {
-                return Ok(Err(Outcome::failed(SPEC_INVALID, error.to_string())));
+                return Ok(Break(Outcome::failed(SPEC_INVALID, error.to_string())));
             }
             Err(error @ SelectionError::ClusterScoped(_)) => {
                 // The resource may be recreated with the other scope.
@@ -393,7 +399,7 @@ impl<T: Transport> TrackedFieldSets<T> {
                     .resolver
                     .forget(&set.spec.target.reference("", ""));
                 let outcome = Outcome::failed(RESOURCE_MISMATCH, error.to_string());
-                return Ok(Err(outcome.requeue(Requeue::Poll)));
+                return Ok(Break(outcome.requeue(Requeue::Poll)));
             }
         };
         if matches!(selection.namespaces, SelectedNamespaces::Labelled(_))
@@ -402,8 +408,8 @@ impl<T: Transport> TrackedFieldSets<T> {
             sync.synced().await;
             if let Some(why) = sync.denied() {
                 let message = format!("the selected namespaces are unknown: {why}");
-                return Ok(Err(
-                    Outcome::failed(FORBIDDEN, message).requeue(Requeue::Poll)
+                return Ok(Break(
+                    Outcome::failed(FORBIDDEN, message).requeue(Requeue::Poll),
                 ));
             }
         }
@@ -414,23 +420,23 @@ impl<T: Transport> TrackedFieldSets<T> {
         self.targets.end_idle_watches();
         self.targets.ensure_watch(&resolved);
         if let Some(problem) = self.index.watch_problem(&cx.key) {
-            return Ok(Err(
-                status::watch_outcome(&resource, problem).requeue(Requeue::Poll)
+            return Ok(Break(
+                status::watch_outcome(&resource, problem).requeue(Requeue::Poll),
             ));
         }
         if !self.index.is_listed(&cx.key) {
             // A restart or a relist makes no set unready.
-            return Ok(Err(self.listing(cx, &resource, cx.owner.is_observed())));
+            return Ok(Break(self.listing(cx, &resource, cx.owner.is_observed())));
         }
         if !list::list(&self.index, &self.targets.client, &resolved, &cx.key).await? {
             // The end of the list of another reconcile triggers this one. Until then, a set keeps the status of its spec.
             if cx.owner.is_observed() {
                 let in_flight = Requeue::InFlight(status::LISTING_GRACE);
-                return Ok(Err(Outcome::unchanged().requeue(in_flight)));
+                return Ok(Break(Outcome::unchanged().requeue(in_flight)));
             }
-            return Ok(Err(self.listing(cx, &resource, true)));
+            return Ok(Break(self.listing(cx, &resource, true)));
         }
-        Ok(Ok(resolved))
+        Ok(Continue(resolved))
     }
 
     /// Completes the outcome of a reconcile that compared no children.
